@@ -1,0 +1,1 @@
+"""Core ML artifacts: built, verified, probed and moved about."""

@@ -1,0 +1,1 @@
+"""Backends turn rows into logits, nothing else."""

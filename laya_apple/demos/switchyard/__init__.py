@@ -1,0 +1,1 @@
+"""Switchyard: an open-loop benchmark shown as a rail junction."""

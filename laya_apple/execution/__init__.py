@@ -1,0 +1,1 @@
+"""Where routing and backends meet: the Laya class and its workers."""

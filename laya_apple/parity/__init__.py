@@ -1,0 +1,1 @@
+"""The parity gate and the goldens it judges by."""

@@ -1,0 +1,1 @@
+"""Which device a request goes to: pure functions over facts."""

@@ -1,0 +1,1 @@
+"""A pytest plugin that proves where on-device inference ran."""
