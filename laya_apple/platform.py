@@ -52,7 +52,7 @@ class Platform:
         return int(self.macos.split(".")[0]) if self.macos else 0
 
     def wrap_backend(self, device: str, backend: Backend) -> Backend:
-        """Called once for each loaded backend (``gpu``, ``ane``, ``cpu``); a real machine returns it as is."""
+        """Called once for each loaded backend (``gpu``, ``ane``, ``cpu``); a real machine changes nothing."""
         return backend
 
     def mlx_gpu_device(self) -> str | None:
@@ -122,7 +122,9 @@ def _from_hook(target: str) -> Platform:
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:  # reraise: the hook must be there
-        raise BackendUnavailableError(f"{HOOK_VARIABLE}={target!r} cannot be imported: {error}; {mend}") from error
+        raise BackendUnavailableError(
+            f"{HOOK_VARIABLE}={target!r} cannot be imported: {error}; {mend}"
+        ) from error
     found = function()
     if not isinstance(found, Platform):
         raise BackendUnavailableError(

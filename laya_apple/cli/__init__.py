@@ -19,7 +19,9 @@ COMMANDS: tuple[str, ...] = ("predict", "switchyard")
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; loads no backend."""
-    parser = argparse.ArgumentParser(prog="laya-apple", description="Typed decisions about a text, on Apple silicon.")
+    parser = argparse.ArgumentParser(
+        prog="laya-apple", description="Typed decisions about a text, on Apple silicon."
+    )
     parser.add_argument("--version", action="version", version=f"laya-apple {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
