@@ -25,7 +25,7 @@ class RuntimeInfo:
     question_count: int
     routing_reason: str
     artifact_revision: str
-    """``mlx:<weights sha256[:12]>:<dtype>``; on the ANE ``L64:<sha[:12]>``, sorted, comma-joined; or empty."""
+    """``mlx:<weights sha256[:12]>:<dtype>``; on the ANE ``L64:<sha[:12]>``, comma-joined; or empty."""
     latency_ms: float
     compute_units: str | None
     """``CPU_AND_NE`` on the ANE, else None."""
