@@ -32,7 +32,9 @@ class Choice:
     def line(self) -> str:
         """For the header and the summary."""
         if self.virtual:
-            return "virtual Mac, synthetic: a stand-in for an Apple-silicon Mac, its device times are declared"
+            return (
+                "virtual Mac, synthetic: a stand-in for an Apple-silicon Mac with declared device times"
+            )
         return f"{HOOK_VARIABLE}={self.hook}" if self.hook else "real machine"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -49,50 +49,37 @@ def schema(name: str) -> dict[str, Any]:
 
 def write_text(path: Path, text: str) -> None:
     """Replace ``path`` with ``text`` in one step; a reader never sees half a file."""
+    from laya_apple.demos.switchyard.result import write_files
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_files(path.parent, {path.name: text})
 
 
-def write_json(path: Path, name: str, document: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
+def write_json(path: Path, name: str, document: Mapping[str, Any], root: Path) -> None:
     """Redact, check against the schema of ``name`` and write. Raises jsonschema.ValidationError."""
     import jsonschema
 
-    clean = redact(document, secrets)
+    clean = redact(document, root)
     jsonschema.validate(clean, schema(name), cls=jsonschema.Draft202012Validator)
     write_text(path, json.dumps(clean, indent=2, allow_nan=False) + "\n")
 
 
-def machine_paths(root: Path) -> dict[str, str]:
-    """Path -> what stands for it in every file: the cache, the Hugging Face folder, the project, home."""
-    home = str(Path.home())
-    environ = os.environ
-    cache_home = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
-    return {
-        environ.get("LAYA_APPLE_CACHE") or os.path.join(cache_home, "laya-apple"): "<LAYA_APPLE_CACHE>",
-        environ.get("HF_HOME") or os.path.join(cache_home, "huggingface"): "<HF_HOME>",
-        str(root): "<ROOT>",
-        tempfile.gettempdir(): "<TMP>",
-        home: "~",
-    }
+def redact(value: Any, root: Path) -> Any:
+    """``value`` with every path of this machine (project, caches, home, temporary folder) replaced."""
+    from laya_apple.demos.switchyard.redact import Redactor
+
+    places = {str(root): "<ROOT>", tempfile.gettempdir(): "<TMP>"}
+    return Redactor().value(_replaced(value, places))
 
 
-def redact(value: Any, secrets: Mapping[str, str]) -> Any:
-    """``value`` with every machine path in every string replaced, the longest path first."""
+def _replaced(value: Any, places: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        for path in sorted(secrets, key=len, reverse=True):
-            if len(path) > 1:
-                value = value.replace(path, secrets[path])
+        for place in sorted(places, key=len, reverse=True):
+            if len(place) > 1:
+                value = re.sub(re.escape(place) + r"(?![\w.\-])", places[place], value)
         return value
     if isinstance(value, Mapping):
-        return {redact(key, secrets): redact(item, secrets) for key, item in value.items()}
+        return {_replaced(key, places): _replaced(item, places) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [redact(item, secrets) for item in value]
+        return [_replaced(item, places) for item in value]
     return value
