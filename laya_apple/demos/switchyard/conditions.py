@@ -61,7 +61,9 @@ def _top_cpu(listing: str | None) -> list[dict[str, Any]] | None:
     for line in listing.splitlines():
         share, _, command = line.strip().partition(" ")
         try:
-            found.append({"cpu_percent": float(share.replace(",", ".")), "name": _executable(command.strip())})
+            found.append(
+                {"cpu_percent": float(share.replace(",", ".")), "name": _executable(command.strip())}
+            )
         except ValueError:  # closed: a line without a number names no busy process
             continue
     found.sort(key=lambda one: (-one["cpu_percent"], one["name"]))
