@@ -21,11 +21,14 @@ from laya_apple.registry import ModelSpec
 
 @dataclass(frozen=True)
 class AneStatus:
-    """The state, why, and the verified artifacts (bucket -> sha256) found on the way."""
+    """The state, why, and what was found on the way."""
 
     reason: str | None = None
     detail: str | None = None
     artifacts: Mapping[int, str] = field(default_factory=dict)
+    """Verified buckets and their artifacts' sha256."""
+    auto_buckets: tuple[int, ...] = ()
+    """Buckets of the profile that matches this machine."""
 
     @property
     def state(self) -> str:
@@ -98,11 +101,9 @@ def decide(spec: ModelSpec, platform: Platform, checks: Checks) -> AneStatus:
             findings.append((reason_for(error), describe(error)))
     if not profile:
         findings.append(("platform_not_validated", None))
-    for reason, detail in findings:
-        if messages.state_of(reason) == messages.UNAVAILABLE:
-            return AneStatus(reason, detail, artifacts)
-    reason_detail = findings[0] if findings else (None, None)
-    return AneStatus(*reason_detail, artifacts)
+    final = [one for one in findings if messages.state_of(one[0]) == messages.UNAVAILABLE]
+    reason, detail = next(iter([*final, *findings]), (None, None))
+    return AneStatus(reason, detail, artifacts, profile)
 
 
 def set_up(

@@ -9,6 +9,7 @@ from typing import Any
 from laya_apple import __version__, registry, workload
 from laya_apple.benchmark import stats
 from laya_apple.demos.switchyard import conditions, driver, messages, metrics, result, runtime, world
+from laya_apple.demos.switchyard.ane_state import AneStatus
 from laya_apple.platform import Platform
 from laya_apple.registry import ModelSpec
 
@@ -40,8 +41,7 @@ def build(
     options: Asked,
     platform: Platform,
     spec: ModelSpec,
-    auto_buckets: tuple[int, ...],
-    artifacts: Mapping[int, str],
+    status: AneStatus,
     ane: Mapping[str, Any],
     order: Sequence[str],
     rounds: Sequence[tuple[metrics.Round, driver.RoundData]],
@@ -63,12 +63,12 @@ def build(
         "submission_eligible": standard,
         "synthetic": platform.virtual,
         "workload": workload_block(options.seed, options.duration_s),
-        "machine": runtime.machine(platform, auto_buckets, runtime.profile_name(platform, auto_buckets)),
+        "machine": runtime.machine(platform, status.auto_buckets),
         "model": {
             "name": spec.name,
             "revision": spec.revision,
             "weights_sha256": spec.weights_sha256,
-            "ane_artifacts": {str(bucket): sha256 for bucket, sha256 in sorted(artifacts.items())},
+            "ane_artifacts": {str(bucket): sha256 for bucket, sha256 in sorted(status.artifacts.items())},
         },
         "ane": dict(ane),
         "design": {"ordering": "seed_parity", "counterbalance": "none", "sequence": list(order)},
@@ -158,7 +158,7 @@ LABELS = {metrics.GPU_ONLY: "GPU only", metrics.HYBRID: "GPU + ANE"}
 
 
 def summary(found: Mapping[str, Any]) -> list[str]:
-    """The terminal's lines. A demoted round is shown, labelled, and never beside the other as a comparison."""
+    """The terminal's lines. A demoted round is named but gives no numbers: it is no comparison."""
     asked = found["workload"]
     title = f"Switchyard {asked['id']}, seed {asked['seed']}, {asked['duration_s']} s"
     lines = [f"{title} (virtual Mac, synthetic)" if found["synthetic"] else title]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def run(
         if rounds.interrupted:
             break
         progress(f"{config}: {'done' if _has(rounds, config) else 'did not finish'}")
-    return _finish(options, platform, spec, checks, status, order, rounds)
+    return _finish(options, platform, spec, status, order, rounds)
 
 
 def _prepare_ane(
@@ -210,7 +210,7 @@ def _play(
             drain_timeout_s=drain_timeout_s,
         )
     except driver.AneUnusedInWarmup:  # closed: recorded as the state; the GPU-only round still runs
-        return ane_state.AneStatus("ane_unused_in_warmup", None, status.artifacts)
+        return replace(status, reason="ane_unused_in_warmup", detail=None)
     except KeyboardInterrupt:  # closed: recorded as a failed round; what finished is written
         rounds.interrupted = True
         rounds.failures.append(Failure(plan.config, "interrupted"))
@@ -220,24 +220,22 @@ def _play(
         return _dropped(plan, status, ane_state.describe(error))
     one = metrics.Round(plan.index, plan.config, data.played.round_start_ns, data.played.records)
     verified = metrics.ane_verified(one)
-    one = metrics.Round(one.index, one.config, one.round_start_ns, one.records, verified)
-    rounds.finished.append((one, data))
+    rounds.finished.append((replace(one, ane_verified=verified), data))
     if verified is False:
-        return ane_state.AneStatus("ane_lost_during_round", None, status.artifacts)
+        return replace(status, reason="ane_lost_during_round", detail=None)
     return status
 
 
 def _dropped(plan: driver.RoundPlan, status: ane_state.AneStatus, error: str) -> ane_state.AneStatus:
     if plan.config != metrics.HYBRID:
         return status
-    return ane_state.AneStatus("ane_round_failed", error, status.artifacts)
+    return replace(status, reason="ane_round_failed", detail=error)
 
 
 def _finish(
     options: Options,
     platform: Platform,
     spec: registry.ModelSpec,
-    checks: ane_state.Checks,
     status: ane_state.AneStatus,
     order: tuple[str, ...],
     rounds: _Rounds,
@@ -259,8 +257,7 @@ def _finish(
         options=report.Asked(options.seed, int(options.duration_s), options.dtype, options.configs),
         platform=platform,
         spec=spec,
-        auto_buckets=checks.auto_buckets(),
-        artifacts=status.artifacts,
+        status=status,
         ane=ane,
         order=order,
         rounds=rounds.finished,

@@ -16,7 +16,8 @@ def laya_factory() -> LayaFactory:
     """``Laya.from_pretrained``."""
     from laya_apple import Laya
 
-    return Laya.from_pretrained
+    factory: LayaFactory = Laya.from_pretrained
+    return factory
 
 
 def checks(spec: ModelSpec, platform: Platform) -> Checks:
@@ -61,7 +62,7 @@ def version_of(distribution: str) -> str:
         return ""
 
 
-def machine(platform: Platform, auto_buckets: tuple[int, ...], profile: str | None) -> dict[str, Any]:
+def machine(platform: Platform, auto_buckets: tuple[int, ...]) -> dict[str, Any]:
     """The ``machine`` block of ``result.json``."""
     return {
         "platform": {
@@ -75,14 +76,11 @@ def machine(platform: Platform, auto_buckets: tuple[int, ...], profile: str | No
         "python": ".".join(map(str, sys.version_info[:3])),
         "mlx": version_of("mlx"),
         "routing_profile_validated": bool(auto_buckets),
-        "calibrated_profile": profile,
+        "calibrated_profile": _profile_name(platform) if auto_buckets else None,
     }
 
 
-def profile_name(platform: Platform, auto_buckets: tuple[int, ...]) -> str | None:
-    """File name of the local profile that holds ``auto_buckets``; None without a profile."""
-    if not auto_buckets:
-        return None
+def _profile_name(platform: Platform) -> str:
     from laya_apple.routing.profiles import coremltools_version, profile_path
 
     return profile_path(platform, coremltools_version()).name
