@@ -53,10 +53,16 @@ class Reference:
             )
 
     def predict(self, context: Any, questions: Any, **overrides: Any) -> dict[str, Any]:
-        """What upstream answers and what its network saw: ``answers``, ``usage`` and ``rows``."""
+        """What upstream answers, the rows its network took in and gave out, and its temperatures."""
         self._rows = []
         result = self.agent.predict(context, questions, **overrides)
-        return {"answers": result["answers"], "usage": result["usage"], "rows": self._rows}
+        return {
+            "answers": result["answers"],
+            "usage": result["usage"],
+            "rows": self._rows,
+            "temperature": list(self.agent.temperature),
+            "temperature_by_options": dict(self.agent.temperature_by_options),
+        }
 
 
 def versions() -> dict[str, str]:
