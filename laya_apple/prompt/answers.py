@@ -13,7 +13,7 @@ from laya_apple.prompt.questions import QTYPES, Question, QuestionId
 
 if TYPE_CHECKING:
     from laya_apple.backends.base import RowOutput
-    from laya_apple.checkpoint import AgentConfig
+    from laya_apple.config import AgentConfig
 
 TEMPERATURE_MIN = 0.5
 TEMPERATURE_MAX = 5.0

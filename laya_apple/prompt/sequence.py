@@ -11,7 +11,7 @@ from laya_apple.prompt.questions import Question, parse_questions
 from laya_apple.prompt.tokenizer import PIECE_CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
-    from laya_apple.checkpoint import AgentConfig
+    from laya_apple.config import AgentConfig
 
 OPTION_TOKENS = 48
 """Tokens of one option's text that are kept, without its marker."""
