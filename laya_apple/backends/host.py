@@ -136,7 +136,7 @@ def _affine(x: Floats, weight: NDArray[Any], bias: NDArray[Any] | None) -> Float
 
 
 class HostNetwork:
-    """The whole network in NumPy float32, one row at a time, unpadded: the reference the others are held to."""
+    """The whole network in NumPy float32, one row at a time, unpadded: what the others are held to."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.encoder = checkpoint.encoder
@@ -146,13 +146,13 @@ class HostNetwork:
         }
 
     def forward(self, rows: Sequence[Row]) -> list[RowOutput]:
-        """Outputs of all rows, in order. Raises UnsupportedModelError for an id beyond the embedding table."""
+        """Outputs of all rows, in order. Raises UnsupportedModelError for an id beyond the table."""
         outputs = []
         for row in rows:
             pack([row], self.encoder.vocab_size)
             h = self.decide(self.encode(np.array(row.ids)), row.qtype)
             options = self._score(h[list(row.markers)])
-            outputs.append(RowOutput(options, action_head(h[0], options, self.tensors)))  # type: ignore[arg-type]
+            outputs.append(RowOutput(options, action_head(h[0], options, self.tensors)))
         return outputs
 
     def encode(self, ids: NDArray[Any]) -> Floats:

@@ -42,11 +42,16 @@ class MLXBackend:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         if dtype not in ("float16", "float32"):
             raise ValueError(f'dtype must be "float16" or "float32", not {dtype!r}')
-        self._stream = _stream(device, platform or current_platform())
+        mlx_device = _mlx_device(device, platform or current_platform())
         self._batch_size = batch_size
         self._vocab_size = checkpoint.encoder.vocab_size
         self._network: LayaNetwork | None = LayaNetwork(
-            checkpoint.config, checkpoint.encoder, checkpoint.tensors(), dtype=dtype, stream=self._stream
+            checkpoint.config,
+            checkpoint.encoder,
+            checkpoint.tensors(),
+            dtype=dtype,
+            stream=_new_stream(mlx_device),
+            widen_attention=mlx_device == "cpu",
         )
         self._info = BackendInfo(
             backend="mlx", device=device, dtype=dtype, weights_sha256=checkpoint.spec.weights_sha256
@@ -102,20 +107,23 @@ class MLXBackend:
         ]
 
 
-def _stream(device: str, platform: Platform) -> object:
+def _mlx_device(device: str, platform: Platform) -> str:
+    """``gpu`` or ``cpu``: which of MLX's devices answers for the one asked for."""
     if device == "cpu":
-        kind = mx.cpu
-    elif device == "gpu":
-        answers = platform.mlx_gpu_device()
-        if answers is None:
-            raise BackendUnavailableError(
-                'MLX has no GPU on this machine; device="cpu" runs the model on the CPU'
-            )
-        kind = mx.gpu if answers == "gpu" else mx.cpu
-    else:
+        return "cpu"
+    if device != "gpu":
         raise ValueError(f'device must be "gpu" or "cpu", not {device!r}')
+    answers = platform.mlx_gpu_device()
+    if answers is None:
+        raise BackendUnavailableError(
+            'MLX has no GPU on this machine; device="cpu" runs the model on the CPU'
+        )
+    return answers
+
+
+def _new_stream(mlx_device: str) -> object:
     # A stream belongs to the thread that made it; a thread-local one follows the backend from the thread
     # that loads it to the one that runs it. Older MLX has no such rule and no such kind.
     make = getattr(mx, "new_thread_local_stream", mx.new_stream)
-    stream: object = make(kind)
+    stream: object = make(mx.gpu if mlx_device == "gpu" else mx.cpu)
     return stream

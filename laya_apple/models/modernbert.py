@@ -1,7 +1,7 @@
 """Laya's network in MLX: a ModernBERT encoder, decision layers, a scorer and an action head.
 
-Every operation names its stream, so nothing depends on, or changes, MLX's default device (which belongs to the
-program this runs in). That rules out operators and indexing on arrays: they run on the default.
+Every operation names its stream, so nothing depends on, or changes, MLX's default device, which belongs to
+the program this runs in. That rules out operators and indexing on arrays: they run on the default.
 """
 
 from __future__ import annotations
@@ -50,11 +50,17 @@ class LayaNetwork:
         *,
         dtype: Dtype,
         stream: Any,
+        widen_attention: bool = False,
     ) -> None:
-        """``tensors`` are in PyTorch's layout (:func:`laya_apple.weights.expected_shapes`)."""
+        """``tensors`` are in PyTorch's layout (:func:`laya_apple.weights.expected_shapes`).
+
+        ``widen_attention`` runs attention in float32: MLX's CPU has no fused kernel, and its float16 softmax
+        is several times slower than converting (on the GPU the fused kernel keeps scores in float32 anyway).
+        """
         self.config = config
         self.encoder = encoder
         self.stream = stream
+        self.widen_attention = widen_attention
         self.dtype = mx.float16 if dtype == "float16" else mx.float32
         self.weights: dict[str, mx.array] = {}
         for name, tensor in tensors.items():
@@ -188,7 +194,10 @@ class LayaNetwork:
         """[B, heads, L, head_dim] each -> [B, L, d]."""
         s = self.stream
         batch, heads, length, head_dim = q.shape
+        if self.widen_attention:
+            q, k, v = (x.astype(mx.float32, stream=s) for x in (q, k, v))
         x = mx.fast.scaled_dot_product_attention(q, k, v, scale=head_dim**-0.5, mask=mask, stream=s)
+        x = x.astype(self.dtype, stream=s)
         x = mx.transpose(x, (0, 2, 1, 3), stream=s)
         return mx.reshape(x, (batch, length, heads * head_dim), stream=s)
 

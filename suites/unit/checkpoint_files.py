@@ -1,4 +1,4 @@
-"""Throw-away checkpoints with random weights, in every spelling of the encoder configuration, without PyTorch."""
+"""Throw-away checkpoints with random weights, in every spelling of the encoder configuration."""
 
 from __future__ import annotations
 
