@@ -57,15 +57,15 @@ def _executable(path: str) -> str:
 def _top_cpu(listing: str | None) -> list[dict[str, Any]] | None:
     if listing is None:
         return None
-    found = []
+    found: list[tuple[float, str]] = []
     for line in listing.splitlines():
         share, _, command = line.strip().partition(" ")
         try:
-            found.append({"cpu_percent": float(share.replace(",", ".")), "name": _executable(command.strip())})
+            found.append((float(share.replace(",", ".")), _executable(command.strip())))
         except ValueError:  # closed: a line without a number names no busy process
             continue
-    found.sort(key=lambda one: (-one["cpu_percent"], one["name"]))
-    return found[:TOP_PROCESSES]
+    found.sort(key=lambda one: (-one[0], one[1]))
+    return [{"cpu_percent": share, "name": name} for share, name in found[:TOP_PROCESSES]]
 
 
 def _thermal_notes(text: str | None) -> list[str] | None:
@@ -100,7 +100,7 @@ def _family(parents: dict[int, int], own_pid: int) -> set[int]:
 
 
 def _is_laya(args: Sequence[str]) -> bool:
-    """The console script, ``python -m laya_apple…`` or a ``scripts/bench_*.py``, in the first two arguments."""
+    """By the first two arguments: the console script, ``python -m laya_apple…`` or ``scripts/bench_*.py``."""
     first = args[:2]
     if any(_executable(one) == "laya-apple" for one in first):
         return True
