@@ -18,8 +18,8 @@ def of_result(
     """Every metric of every configuration that may be counted; ``records`` are the lines of trace.jsonl.
 
     A demoted GPU + ANE round gives none. Percentiles and the late rate have a bootstrap interval over whole
-    burst cycles, widened to the exact binomial one where misses are too few to be drawn again; correctness has
-    the exact binomial interval; throughput the range over the run's burst cycles.
+    burst cycles, the late rate's widened to the exact binomial one (no miss drawn again is still no miss);
+    correctness has the exact binomial interval, throughput the range over the run's burst cycles.
     """
     from laya_apple.demos.switchyard import intervals, metrics
 
@@ -35,7 +35,7 @@ def of_result(
         ]
         queue = intervals.statistics({config: waits})["configs"][config]
         latency = result["statistics"]["configs"][config]
-        common = {"synthetic": bool(result["synthetic"]), "adverse": adverse}
+        common: dict[str, Any] = {"synthetic": bool(result["synthetic"]), "adverse": adverse}
         found.append(_late_rate(f"{config}.late.rate", latency, common))
         for prefix, sample in (("decision_latency", latency), ("queue_wait", queue)):
             found += [_percentile(f"{config}.{prefix}.{name}", sample, name, common) for name in PERCENTILES]
@@ -99,7 +99,9 @@ def _sampled(
         if interval is None
         else f"bootstrap over {cycles} burst cycles"
     )
-    return Metric(name, value, interval, sample["trains"], intervals.CONFIDENCE, method, latency=True, **common)
+    return Metric(
+        name, value, interval, sample["trains"], intervals.CONFIDENCE, method, latency=True, **common
+    )
 
 
 def _throughput(name: str, rounds: Sequence[Any], common: Mapping[str, Any]) -> Metric:

@@ -197,6 +197,11 @@ class SwitchyardOptions:
     setup_ane: bool
     replay: Path | None
 
+    @property
+    def any_given(self) -> bool:
+        """Whether any of them was given."""
+        return self != SwitchyardOptions(None, None, None, False, False, None)
+
 
 _SWITCHYARD: tuple[tuple[str, dict[str, Any]], ...] = (
     ("seed", {"metavar": "N", "help": "timetable seed (default 11)"}),

@@ -32,9 +32,7 @@ class Choice:
     def line(self) -> str:
         """For the header and the summary."""
         if self.virtual:
-            return (
-                "virtual Mac, synthetic: a stand-in for an Apple-silicon Mac with declared device times"
-            )
+            return "virtual Mac, synthetic: a stand-in for an Apple-silicon Mac with declared device times"
         return f"{HOOK_VARIABLE}={self.hook}" if self.hook else "real machine"
 
 
@@ -43,28 +41,20 @@ def is_apple_silicon_mac() -> bool:
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
-def choose(option: str, given: bool, environ: MutableMapping[str, str]) -> Choice:
+def choose(option: str, given: bool, before: str | None) -> Choice:
     """The platform for ``--laya-platform OPTION``.
 
-    A hook already in the environment stands unless the command line says otherwise (``given``).
+    A hook already in the environment (``before``) stands unless the command line says otherwise (``given``).
     """
-    if not given and environ.get(HOOK_VARIABLE):
-        return Choice(environ[HOOK_VARIABLE])
+    if not given and before:
+        return Choice(before)
     virtual = option == "virtual" or (option == "auto" and not is_apple_silicon_mac())
     return Choice(VIRTUAL_HOOK if virtual else "")
 
 
-def apply(choice: Choice, environ: MutableMapping[str, str]) -> None:
-    """Set the hook for this process and its children."""
-    if choice.hook:
-        environ[HOOK_VARIABLE] = choice.hook
+def set_hook(hook: str, environ: MutableMapping[str, str]) -> None:
+    """Set the hook for this process and its children; empty removes it."""
+    if hook:
+        environ[HOOK_VARIABLE] = hook
     else:
         environ.pop(HOOK_VARIABLE, None)
-
-
-def restore(before: str | None, environ: MutableMapping[str, str]) -> None:
-    """Put back what the variable held before ``apply``."""
-    if before is None:
-        environ.pop(HOOK_VARIABLE, None)
-    else:
-        environ[HOOK_VARIABLE] = before

@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+color: #1b1f24 }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 table { border-collapse: collapse; width: 100% } th, td { text-align: left; padding: .3rem .6rem;
 border-bottom: 1px solid #d5dae1; vertical-align: top; overflow-wrap: anywhere }
@@ -31,13 +32,13 @@ def render(session: Mapping[str, Any]) -> str:
     if session["synthetic"]:
         parts.append(f'<p class="banner">{escape(_BANNER)}</p>')
     if session["state"] != "finished":
-        parts.append(f'<p class="banner">The session was {escape(session["state"])}; what finished is kept.</p>')
+        parts.append(
+            f'<p class="banner">The session was {escape(session["state"])}; what finished is kept.</p>'
+        )
     parts += _facts(session)
     parts += _section("Verdicts", ("verdict", "claim", "why"), _verdicts(session["verdicts"]))
     parts += _section("Switchyard", ("", "gpu_only", "hybrid"), _switchyard(session["switchyard"]))
-    parts += _section(
-        "Metrics", ("metric", "value", "interval", "n", "method"), _metrics(session["metrics"])
-    )
+    parts += _section("Metrics", ("metric", "value", "interval", "n", "method"), _metrics(session["metrics"]))
     parts += _section("Tests of this plugin", ("outcome", "test", "reason"), _tests(session["laya_tests"]))
     parts += _links(session["files"])
     parts.append("</body></html>")
@@ -66,7 +67,9 @@ def _switchyard(runs: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     for run in runs:
         summary = run["summary"]
         for label in ("trains", "late", "late rate", "P50 ms", "P95 ms", "P99 ms", "misrouted"):
-            rows.append((label, *(summary.get(config, {}).get(label, "-") for config in ("gpu_only", "hybrid"))))
+            rows.append(
+                (label, *(summary.get(config, {}).get(label, "-") for config in ("gpu_only", "hybrid")))
+            )
         if run["hybrid_reason"]:
             rows.append(("hybrid round", "", run["hybrid_reason"]))
     return rows

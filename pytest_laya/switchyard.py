@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 def check_options(session: LayaSession) -> None:
     """Refuse bad Switchyard options before anything loads. Raises pytest.UsageError."""
     asked = read_switchyard_options(session.config)
-    if asked == SwitchyardOptions(None, None, None, False, False, None):
-        return
     from laya_apple.demos.switchyard.run import UsageProblem
 
     try:
@@ -73,15 +71,15 @@ class SwitchyardRun:
     """State of the Neural Engine path, with its reason."""
     failures: Mapping[str, str]
     """Configuration -> why its round did not finish."""
-    left_out: str | None = field(default=None)
+    left_out: str | None
     """Why no GPU + ANE round was asked for, if none was."""
-    session: LayaSession | None = field(default=None, repr=False)
+    session: LayaSession = field(repr=False)
 
     def round(self, config: str) -> Mapping[str, Any]:
         """The finished round of ``config``.
 
-        A failed ``gpu_only`` round fails the test. A missing, failed or demoted ``hybrid`` round skips it with
-        the reason, or fails it where the options require the Neural Engine.
+        A failed ``gpu_only`` round fails the test. A missing, failed or demoted ``hybrid`` round skips it
+        with the reason, or fails it where the options require the Neural Engine.
         """
         found = None
         if self.result is not None:
@@ -91,8 +89,10 @@ class SwitchyardRun:
             if reason is not None:
                 self._cannot(reason)
         if found is None:
-            pytest.fail(f"the {config} round failed: {self.failures.get(config, 'it did not run')}", pytrace=False)
-        return found
+            pytest.fail(
+                f"the {config} round failed: {self.failures.get(config, 'it did not run')}", pytrace=False
+            )
+        return dict(found)
 
     def hybrid_reason(self) -> str | None:
         """Why there is no GPU + ANE round to count, or None."""
@@ -102,15 +102,15 @@ class SwitchyardRun:
         counted = any(one["config"] == "hybrid" and one["ane_verified"] for one in rounds)
         if counted:
             return None
-        reason = self.ane.get("reason_text") or self.failures.get("hybrid") or "the GPU + ANE round did not run"
+        reason = (
+            self.ane.get("reason_text") or self.failures.get("hybrid") or "the GPU + ANE round did not run"
+        )
         code = f" ({self.ane['reason']})" if self.ane.get("reason") else ""
         detail = f": {self.ane['detail']}" if self.ane.get("detail") else ""
         command = f"; set it up with: {self.ane['setup_command']}" if self.ane.get("setup_command") else ""
         return f"{reason}{code}{detail}{command}"
 
     def _cannot(self, reason: str) -> None:
-        if self.session is None:
-            pytest.skip(reason)
         if self.session.settings.device == "ane":
             pytest.fail(f"--laya-device ane requires a verified GPU + ANE round: {reason}", pytrace=False)
         self.session.cannot(reason, "ane")
@@ -121,7 +121,9 @@ def perform(session: LayaSession) -> SwitchyardRun:
     from laya_apple.demos.switchyard import replay, result, run
 
     asked = read_switchyard_options(session.config)
-    left_out = "--laya-device gpu: no GPU + ANE round was asked for" if session.settings.device == "gpu" else None
+    left_out = (
+        "--laya-device gpu: no GPU + ANE round was asked for" if session.settings.device == "gpu" else None
+    )
     if asked.replay is not None:
         folder = session.base / asked.replay
         found, records = result.read(folder)
@@ -208,7 +210,6 @@ def _host_limits(done: SwitchyardRun) -> list[dict[str, Any]]:
     if done.result is None or not done.result["synthetic"]:
         return []
     from laya_apple import registry
-
     from pytest_laya.virtual_mac.declared import current_times
     from pytest_laya.virtual_mac.overruns import judge_round
 

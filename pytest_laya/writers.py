@@ -16,14 +16,16 @@ MEASURED = ("conditions", "parity", "probe")
 
 
 def write(session: LayaSession, state: str, kinds: set[str] | None, exit_status: int | None) -> None:
-    """Write session.json and the measured files with news (``kinds``; None: all); at the end the report too."""
+    """Write session.json, the measured files with news (``kinds``; None: all), at the end the report."""
     folder, root = session.folder, Path(session.config.rootpath)
     facts = machine.platform_facts()
     synthetic = bool(facts["virtual"])
     for kind in MEASURED:
         recorded = session.recorded(kind)
         if recorded and (kinds is None or kind in kinds):
-            document = results.header(kind, synthetic=synthetic) | {"records": [_entry(one) for one in recorded]}
+            document = results.header(kind, synthetic=synthetic) | {
+                "records": [_entry(one) for one in recorded]
+            }
             results.write_json(folder / f"{kind}.json", kind, document, root)
     document = session_document(session, facts, state, exit_status)
     results.write_json(folder / "session.json", "session", document, root)
