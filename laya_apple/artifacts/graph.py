@@ -255,7 +255,7 @@ class _Network:
         return mb.reshape(x=x, shape=[1, channels, 1, shape.length], name=f"{at}_qk_rot")
 
     def _norm(self, x: Any, prefix: str, eps: float) -> Any:
-        """LayerNorm over the channels, in the spelling the shape names; beta only where the checkpoint has it."""
+        """LayerNorm over the channels in the chosen spelling; beta only where the checkpoint has it."""
         mb, hidden = self.mb, self.shape.hidden
         at = _identifier(prefix)
         self.norm_inputs[prefix] = x.name
