@@ -25,8 +25,8 @@ def evaluate(
 ) -> tuple[list[dict[str, Float32]], dict[str, float]]:
     """Run every feature dict of ``batch`` and return (outputs a dict, abs-max of each LayerNorm's input).
 
-    Each dict holds the program's inputs by name, float32, in the shapes of ``GraphShape.input_shapes``. Weights
-    are widened once for the whole batch, one operation at a time, so memory stays near the FP16 program's.
+    Each dict holds the program's inputs by name, float32, in the shapes of ``GraphShape.input_shapes``.
+    Weights are widened once for the whole batch, one operation at a time, so memory stays near the program's.
     Raises ArtifactError for an operation or a result shape that the graph should not have.
     """
     main = graph.program.functions["main"]

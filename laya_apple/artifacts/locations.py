@@ -81,7 +81,7 @@ def build_command(spec: ModelSpec, bucket: int | None = None, *, force: bool = F
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on ``path``, waiting for whoever has it; freed when the process ends, however."""
+    """Hold an exclusive lock on ``path``, waiting for its holder; freed when the process ends, however."""
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ def inspect_placement(model: Path) -> PlacementReport:
         cpu=devices.count("cpu"),
         unplaced=tuple(unplaced),
         elsewhere=tuple(f"{name} on {device}" for device, name in placed if device != "ane"),
-        transitions=sum(a != b for a, b in zip(devices, devices[1:], strict=False)),
+        transitions=sum(a != b for a, b in itertools.pairwise(devices)),
         cost_share={k: v / total for k, v in costs.items()} if has_costs and total > 0 else None,
     )
 

@@ -18,7 +18,7 @@ from laya_apple.errors import ArtifactError
 from laya_apple.result import Placement
 
 PROBE_MAX_RATIO = 0.8
-"""Above this the model runs at CPU speed. On the tested M4 Max 0.32-0.50 was measured (docs/no-silent-fallback.md)."""
+"""Above this the model runs at CPU speed; the published M4 Max measurements lie between 0.32 and 0.50."""
 PROBE_PREDICTIONS = 5
 
 
@@ -45,8 +45,8 @@ class ProbeResult:
         if self.ratio is None:
             return f"placement unknown: {self.detail}"
         return (
-            f"fastest of {PROBE_PREDICTIONS} predictions {self.ane_ms:.3f} ms against {self.cpu_ms:.3f} ms with "
-            f"CPU_ONLY, ratio {self.ratio:.2f}, limit {PROBE_MAX_RATIO}"
+            f"fastest of {PROBE_PREDICTIONS} predictions {self.ane_ms:.3f} ms against {self.cpu_ms:.3f} ms "
+            f"with CPU_ONLY, ratio {self.ratio:.2f}, limit {PROBE_MAX_RATIO}"
         )
 
 
@@ -60,7 +60,7 @@ def run_probe(
     """Time the loaded ``model`` and a CPU_ONLY instance of ``path`` on the same ``features``.
 
     One warm-up and five timed predictions on each. The verdict is FELL_BACK above ``PROBE_MAX_RATIO`` and
-    UNKNOWN where the comparison cannot be made. Raises ArtifactError when the loaded model's prediction fails.
+    UNKNOWN where the comparison cannot be made. Raises ArtifactError when the loaded model cannot predict.
     """
     ane_ms = _fastest_ms(model, features, clock_ns)
     try:

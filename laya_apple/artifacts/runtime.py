@@ -32,8 +32,7 @@ def require_coremltools(platform: Platform) -> None:
             f"{platform.soc or platform.machine}"
         )
     try:
-        import coremltools
-        import coremltools.libcoremlpython  # noqa: F401  (the native part)
+        import coremltools.libcoremlpython  # the native part
     except ImportError as error:  # reraise: the runtime is not installed
         raise BackendUnavailableError(
             f"Core ML Tools cannot be imported ({error}); install it with: pip install 'laya-apple[ane]'"
