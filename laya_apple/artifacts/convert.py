@@ -49,8 +49,8 @@ def convert(graph: Graph, package: Path) -> ProgramHash:
             compute_precision=ct.precision.FLOAT32,
             pass_pipeline=ct.PassPipeline.EMPTY,
             skip_model_load=True,
+            package_dir=str(package),
         )
-        model.save(str(package))
         spec = model.get_spec()
     except Exception as error:  # reraise: coremltools raises bare Exception and RuntimeError
         raise ArtifactError(f"coremltools could not convert the graph: {error}") from error
