@@ -1,4 +1,4 @@
-"""Building an artifact on the machine that will run it: convert, compile, check, and register in one rename."""
+"""Building an artifact on the machine that will run it: convert, compile, check, register in one rename."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def build_artifact(
     passed, and registering is one rename.
 
     Raises BackendUnavailableError (no Core ML here), LayaAppleError (no goldens, with the command that makes
-    them), ArtifactParityError (layout check or parity gate), ComputeUnitMismatchError (compute plan or probe),
-    ArtifactError (Core ML or the disk failed). A parity or placement failure leaves a manifest under
+    them), ArtifactParityError (layout check or parity gate), ComputeUnitMismatchError (compute plan or
+    probe), ArtifactError (Core ML or the disk failed). A parity or placement failure leaves a manifest under
     ``artifacts/rejected``.
     """
     platform = platform or current_platform()
@@ -210,7 +210,7 @@ class _Build:
         if not layout.passed:
             raise ArtifactParityError(
                 f"{self.checkpoint.spec.name} L{self.bucket}: the graph at FP32 differs from the network by "
-                f"{layout.max_logit_difference:.2e} (logits) and {layout.max_action_difference:.2e} (action), "
+                f"{layout.max_logit_difference:.2e} (options), {layout.max_action_difference:.2e} (action); "
                 f"the limit is {layout.tolerance:g}; nothing was converted"
             )
         package = self.directory / "model.mlpackage"

@@ -19,8 +19,8 @@ from laya_apple.registry import ModelSpec
 def staged(locations: Locations, spec: ModelSpec, bucket: int) -> Iterator[Path]:
     """A fresh directory for one build, removed afterwards whatever happened.
 
-    Call with the artifact's lock held: then every other staging directory of this bucket was left by a process
-    that died, and goes first.
+    Call with the artifact's lock held: then every other staging directory of this bucket was left by a
+    process that died, and goes first.
     """
     name = slug(spec, bucket)
     locations.staging.mkdir(parents=True, exist_ok=True)

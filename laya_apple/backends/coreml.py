@@ -40,7 +40,7 @@ def check_rows(rows: Sequence[Row], spec: ModelSpec, buckets: Sequence[int]) -> 
         bucket = fitting_bucket(len(row.ids), buckets)
         if bucket is None:
             raise UnsupportedShapeError(
-                f"{len(row.ids)} tokens exceed {max(buckets, default=0)}, the largest length that {spec.name} "
+                f"{len(row.ids)} tokens exceed {max(buckets, default=0)}, the longest that {spec.name} "
                 'is compiled for on the Neural Engine; shorten the request or use device="gpu"'
             )
         if len(row.markers) > MAX_OPTIONS:
