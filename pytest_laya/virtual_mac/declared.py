@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,7 +81,9 @@ def make_profile(given: object) -> DeclaredTimes:
         return _from_table("table", given)
     if isinstance(given, str) and given.endswith(".json"):
         return _from_table("table", json.loads(Path(given).read_text(encoding="utf-8")))
-    raise ValueError(f"unknown profile {given!r}: use one of {', '.join(PROFILE_NAMES)}, a table or a .json file")
+    raise ValueError(
+        f"unknown profile {given!r}: use one of {', '.join(PROFILE_NAMES)}, a table or a .json file"
+    )
 
 
 def _from_table(name: str, table: Mapping[str, Any]) -> DeclaredTimes:
@@ -98,3 +101,9 @@ def current_times() -> DeclaredTimes:
     """The profile in force: the state file's, else ``LAYA_VIRTUAL_MAC_PROFILE``, else the published M4 Max."""
     profile = read_state().profile
     return make_profile(os.environ.get(PROFILE_VARIABLE) if profile is None else profile)
+
+
+def sleep_until(deadline: float) -> None:
+    """Sleep without the GIL until ``time.perf_counter()`` reaches ``deadline`` (seconds)."""
+    while (left := deadline - time.perf_counter()) > 0:
+        time.sleep(left)

@@ -24,7 +24,11 @@ _POLL_S = 0.02
 FAULTS: Mapping[str, Mapping[str, Any]] = {
     # Core ML, when a model loads
     "ane_compile_failed": {"bucket": None},
-    "load_error": {**_ANE_CALL, "message": "the virtual Mac refuses to load this model", "units": "CPU_AND_NE"},
+    "load_error": {
+        **_ANE_CALL,
+        "message": "the virtual Mac refuses to load this model",
+        "units": "CPU_AND_NE",
+    },
     "load_hang": {**_ANE_CALL, "units": "CPU_AND_NE"},
     "load_kills": {**_ANE_CALL, "signal": int(signal.SIGKILL), "units": "CPU_AND_NE"},
     # the compute plan
@@ -73,7 +77,9 @@ def make_fault(number: int, name: str, args: Mapping[str, Any]) -> Fault:
         raise ValueError(f"unknown fault {name!r}; known: {', '.join(sorted(FAULTS))}")
     unknown = set(args) - set(FAULTS[name])
     if unknown:
-        raise ValueError(f"fault {name} takes {sorted(FAULTS[name]) or 'no arguments'}, not {sorted(unknown)}")
+        raise ValueError(
+            f"fault {name} takes {sorted(FAULTS[name]) or 'no arguments'}, not {sorted(unknown)}"
+        )
     return Fault(number, name, {**FAULTS[name], **args})
 
 
@@ -127,6 +133,8 @@ def hang(fault: Fault) -> None:
 def kill_process(fault: Fault) -> None:
     """End this process by the fault's signal. The test's own process is spared: it raises instead."""
     if os.getpid() == read_state().owner_pid:
-        raise VirtualMacError(f"fault {fault.name} would kill the test's own process; load in a worker instead")
+        raise VirtualMacError(
+            f"fault {fault.name} would kill the test's own process; load in a worker instead"
+        )
     os.kill(os.getpid(), fault.args["signal"])
     time.sleep(60)  # the signal is on its way

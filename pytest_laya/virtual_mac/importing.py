@@ -117,7 +117,9 @@ class _Finder(MetaPathFinder):
             return self._adjusted(fullname, path, "__version__", fault.args["version"])
         return None
 
-    def _adjusted(self, fullname: str, path: Sequence[str] | None, name: str, value: Any) -> ModuleSpec | None:
+    def _adjusted(
+        self, fullname: str, path: Sequence[str] | None, name: str, value: Any
+    ) -> ModuleSpec | None:
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue

@@ -56,7 +56,11 @@ class HostReport:
 
 
 def judge_round(
-    traces: Iterable[Mapping[str, Any]], times: DeclaredTimes, buckets: Iterable[int], *, slack_ms: float = 1.0
+    traces: Iterable[Mapping[str, Any]],
+    times: DeclaredTimes,
+    buckets: Iterable[int],
+    *,
+    slack_ms: float = 1.0,
 ) -> HostReport:
     """Compare the service times of one round's traces (``RequestTrace.to_dict()``) with the declared ones.
 
