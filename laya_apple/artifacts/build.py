@@ -163,7 +163,7 @@ class _Build:
         artifact = self.directory / "artifact"
         artifact.mkdir()
         model_path = artifact / MODEL_DIRECTORY
-        data = self._convert(host, model_path)
+        data = self._convert(model_path)
         with self._timed("plan"):
             report = inspect_placement(model_path)
         data["placement"] = {**report.to_dict(), "probe": None}
@@ -200,13 +200,13 @@ class _Build:
         (artifact / MANIFEST_FILE).write_text(manifest.text(), encoding="utf-8")
         return artifact, manifest
 
-    def _convert(self, host: HostSide, model_path: Path) -> dict[str, Any]:
+    def _convert(self, model_path: Path) -> dict[str, Any]:
         """Graph, layout check, conversion, compilation; returns the manifest as far as it is known."""
         shape = GraphShape.of(self.checkpoint, self.bucket, self.layer_norm)
         with self._timed("graph"):
             graph = build_graph(shape, self.checkpoint.tensors())
         with self._timed("layout"):
-            layout = check_layout(graph, self.checkpoint, host)
+            layout = check_layout(graph, self.checkpoint)
         if not layout.passed:
             raise ArtifactParityError(
                 f"{self.checkpoint.spec.name} L{self.bucket}: the graph at FP32 differs from the network by "

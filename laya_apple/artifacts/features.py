@@ -26,15 +26,17 @@ class HostSide:
     """Embedding table, masks and the FP32 action head of one checkpoint; shared by all its buckets.
 
     Arrays are float32 that hold FP16 values: coremltools widens FP16 input before it calls Core ML anyway.
+    Without ``rounded`` they hold the checkpoint's own values, for the layout check at FP32.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, rounded: bool = True) -> None:
         tensors = checkpoint.tensors([_EMBEDDINGS, _TYPES, *_ACTION])
         self.hidden = checkpoint.encoder.hidden_size
         self._window = checkpoint.encoder.window
         self._pad_id = min(checkpoint.encoder.pad_token_id, checkpoint.encoder.vocab_size - 1)
-        self._embeddings = tensors[_EMBEDDINGS].astype(np.float16, copy=False)
-        self._types = tensors[_TYPES].astype(np.float16).astype(np.float32)
+        precision = np.float16 if rounded else np.float32
+        self._embeddings = tensors[_EMBEDDINGS].astype(precision, copy=False)
+        self._types = tensors[_TYPES].astype(precision).astype(np.float32)
         self._action = {name: tensors[name].astype(np.float32) for name in _ACTION}
 
     def features(self, row: Row, length: int) -> dict[str, Float32]:

@@ -54,12 +54,13 @@ class LayoutCheck:
         }
 
 
-def check_layout(graph: Graph, checkpoint: Checkpoint, host: HostSide) -> LayoutCheck:
+def check_layout(graph: Graph, checkpoint: Checkpoint) -> LayoutCheck:
     """Evaluate ``graph`` at FP32 and hold it against ``HostNetwork`` on one row of each question type.
 
     The rows are random token ids from a fixed seed: full length, about half, and short with a lone option.
     """
     rows = check_rows(graph.shape.length, checkpoint.encoder.vocab_size)
+    host = HostSide(checkpoint, rounded=False)
     expected = HostNetwork(checkpoint).forward(rows)
     outputs, norm_abs_max = evaluate(graph, [host.features(row, graph.shape.length) for row in rows])
     found = [host.finish(row, output) for row, output in zip(rows, outputs, strict=True)]
