@@ -1,7 +1,7 @@
 """Declared device times: how long a virtual forward takes, in milliseconds.
 
-The default profile is the published M4 Max table for laya-typed-decisions (forward P50s). The virtual Mac did not
-measure it; it sleeps up to it, so that queues behave like the real machine's.
+The default profile is the published M4 Max table for laya-typed-decisions (forward P50s). The virtual Mac did
+not measure it; it sleeps up to it, so that queues behave like the real machine's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from pytest_laya.virtual_mac.state import PROFILE_VARIABLE, read_state
 
 CPU_SLOWDOWN = 2.5
-"""A CPU-only load, and an ANE load whose compile failed, take this times max(declared, the host's own time)."""
+"""CPU-only loads, and ANE loads whose compile failed, take this times max(declared, the host's own time)."""
 
 _M4_MAX: dict[str, Any] = {
     "gpu": {
@@ -59,7 +59,7 @@ class DeclaredTimes:
 
 
 def interpolate(table: Mapping[int, float], at: int) -> float:
-    """Linear between the measured points, never below the first, extended beyond the last by its own slope."""
+    """Linear between the measured points, never below the first, beyond the last by its slope."""
     xs = sorted(table)
     if at <= xs[0] or len(xs) == 1:
         return table[xs[0]]
@@ -69,8 +69,9 @@ def interpolate(table: Mapping[int, float], at: int) -> float:
 
 
 def make_profile(given: object) -> DeclaredTimes:
-    """A profile from its name, a table ``{"gpu": {questions: {length: ms}}, "ane": {length: ms}}`` or a JSON path.
+    """A profile from its name, a table or a JSON path.
 
+    The table is ``{"gpu": {questions: {length: ms}}, "ane": {length: ms}}``.
     Raises ValueError when it is none of these.
     """
     if given is None or given == "m4max":
@@ -98,7 +99,7 @@ def _from_table(name: str, table: Mapping[str, Any]) -> DeclaredTimes:
 
 
 def current_times() -> DeclaredTimes:
-    """The profile in force: the state file's, else ``LAYA_VIRTUAL_MAC_PROFILE``, else the published M4 Max."""
+    """The profile in force: the state file's, else ``LAYA_VIRTUAL_MAC_PROFILE``, else ``m4max``."""
     profile = read_state().profile
     return make_profile(os.environ.get(PROFILE_VARIABLE) if profile is None else profile)
 
