@@ -82,11 +82,9 @@ class VirtualMac:
 
     def profile(self, profile: str | Mapping[str, Any]) -> None:
         """Declare the device times: ``instant``, ``m4max``, a table or a JSON file; else ValueError."""
-        times = make_profile(profile)
+        table = make_profile(profile).table
         state = read_state()
-        stored: object = profile
-        if isinstance(profile, Mapping):
-            stored = {"gpu": {q: dict(t) for q, t in times.gpu.items()}, "ane": dict(times.ane)}
+        stored = table.to_dict() if isinstance(profile, Mapping) and table is not None else profile
         self._write(State(stored, state.faults, state.owner_pid))
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:

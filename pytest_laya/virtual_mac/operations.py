@@ -152,8 +152,8 @@ def _layer_norm(site: _Site) -> Call:
     shift = None if beta is None else beta.reshape(spread)
 
     def apply(x: Float) -> Float:
-        centred = x - x.mean(normed, keepdims=True)
-        y = centred / np.sqrt((centred * centred).mean(normed, keepdims=True) + epsilon)
+        centred: Float = x - x.mean(normed, keepdims=True)
+        y: Float = centred / np.sqrt((centred * centred).mean(normed, keepdims=True) + epsilon)
         if scale is not None:
             y *= scale
         return y if shift is None else y + shift
