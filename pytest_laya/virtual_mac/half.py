@@ -1,7 +1,7 @@
 """Rounding float32 arrays to float16 values, kept as float32.
 
-NumPy converts through software, two passes of about 1.3 ns an element; adding and subtracting a power of two makes
-the processor's own rounding do it, exactly, ties to even and subnormals included.
+NumPy converts through software, two passes of about 1.3 ns an element; adding and subtracting a power of two
+makes the processor's own rounding do it, exactly, ties to even and subnormals included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ Float = NDArray[np.float32]
 _EXPONENT = np.uint32(0x7F800000)
 _MIN_NORMAL = np.float32(2.0**-14)
 _LAST_BINADE = np.float32(2.0**15)
-# 1.5 x 2^13 times the value's power of two: the sum's last bit is then the value's eleventh, which float16 keeps.
+# 1.5 x 2^13 times the value's power of two: the sum's last bit is then the value's eleventh, which float16
+# keeps.
 _SHIFT = np.float32(1.5 * 2.0**13)
 
 
