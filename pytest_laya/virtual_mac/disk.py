@@ -70,10 +70,10 @@ class _Hook:
             if fault.name == "killed_at_step" and count == fault.args["at"]:
                 log_event("fault", name=fault.name, op=event, path=path)
                 kill_process(fault)
-            if fault.name == "disk_full" and count >= fault.args["at"]:
-                if claim_firing(fault, state.directory):
-                    log_event("fault", name=fault.name, op=event, path=path)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            full = fault.name == "disk_full" and count >= fault.args["at"]
+            if full and claim_firing(fault, state.directory):
+                log_event("fault", name=fault.name, op=event, path=path)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
 def _path_of(event: str, args: tuple[Any, ...]) -> str | None:

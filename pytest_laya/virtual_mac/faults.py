@@ -1,8 +1,8 @@
 """The faults a virtual Mac can have, their arguments, and how a device asks for them.
 
 Every fault that happens on a call takes ``after`` (let that many matching calls of a process pass first) and
-``times`` (at most that many firings over all processes). Faults of the Neural Engine take ``bucket`` (the compiled
-length; None is every one).
+``times`` (at most that many firings over all processes). Faults of the Neural Engine take ``bucket`` (the
+compiled length; None is every one).
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _POLL_S = 0.02
 FAULTS: Mapping[str, Mapping[str, Any]] = {
     # Core ML, when a model loads
     "ane_compile_failed": {"bucket": None},
-    "load_error": {**_ANE_CALL, "message": "the virtual Mac refuses to load this model", "units": "CPU_AND_NE"},
+    "load_error": {
+        **_ANE_CALL,
+        "message": "the virtual Mac refuses to load this model",
+        "units": "CPU_AND_NE",
+    },
     "load_hang": {**_ANE_CALL, "units": "CPU_AND_NE"},
     "load_kills": {**_ANE_CALL, "signal": int(signal.SIGKILL), "units": "CPU_AND_NE"},
     # the compute plan
@@ -73,7 +77,9 @@ def make_fault(number: int, name: str, args: Mapping[str, Any]) -> Fault:
         raise ValueError(f"unknown fault {name!r}; known: {', '.join(sorted(FAULTS))}")
     unknown = set(args) - set(FAULTS[name])
     if unknown:
-        raise ValueError(f"fault {name} takes {sorted(FAULTS[name]) or 'no arguments'}, not {sorted(unknown)}")
+        raise ValueError(
+            f"fault {name} takes {sorted(FAULTS[name]) or 'no arguments'}, not {sorted(unknown)}"
+        )
     return Fault(number, name, {**FAULTS[name], **args})
 
 
@@ -103,7 +109,7 @@ def standing(name: str, bucket: int | None = None) -> Fault | None:
 
 
 def fires(name: str, bucket: int | None = None, **match: Any) -> Fault | None:
-    """The fault if it fires on this call: counts the call, honours ``after`` and ``times``, logs the firing."""
+    """The fault if it fires on this call: counts it, honours ``after`` and ``times``, logs it."""
     state = read_state()
     for fault in state.faults:
         if fault.name != name or fault.args.get("bucket") not in (None, bucket):
@@ -127,6 +133,8 @@ def hang(fault: Fault) -> None:
 def kill_process(fault: Fault) -> None:
     """End this process by the fault's signal. The test's own process is spared: it raises instead."""
     if os.getpid() == read_state().owner_pid:
-        raise VirtualMacError(f"fault {fault.name} would kill the test's own process; load in a worker instead")
+        raise VirtualMacError(
+            f"fault {fault.name} would kill the test's own process; load in a worker instead"
+        )
     os.kill(os.getpid(), fault.args["signal"])
     time.sleep(60)  # the signal is on its way

@@ -11,7 +11,7 @@ import numpy as np
 
 from laya_apple.backends.base import Backend, BackendInfo, RowOutput
 from laya_apple.prompt.sequence import Row
-from pytest_laya.virtual_mac.declared import current_times
+from pytest_laya.virtual_mac.declared import current_times, sleep_until
 from pytest_laya.virtual_mac.faults import VirtualMacError, fires, hang, kill_process
 from pytest_laya.virtual_mac.overruns import Overruns
 from pytest_laya.virtual_mac.state import log_event
@@ -60,7 +60,9 @@ class VirtualGPU:
         outputs, kept = self._outputs(tuple(rows), keep=times.timed)
         if (fault := fires("gpu_nonfinite")) is not None:
             value = float(fault.args["value"])
-            outputs = [RowOutput(np.full_like(o.options, value), np.full_like(o.action, value)) for o in outputs]
+            outputs = [
+                RowOutput(np.full_like(o.options, value), np.full_like(o.action, value)) for o in outputs
+            ]
         if rows:
             length = max(len(row.ids) for row in rows)
             declared_ms = times.gpu_ms(length, len(rows))
@@ -106,9 +108,3 @@ def _same(before: Sequence[RowOutput], after: Sequence[RowOutput]) -> bool:
         a.options.tobytes() == b.options.tobytes() and a.action.tobytes() == b.action.tobytes()
         for a, b in zip(before, after, strict=True)
     )
-
-
-def sleep_until(deadline: float) -> None:
-    """Sleep without the GIL until ``time.perf_counter()`` reaches ``deadline`` (seconds)."""
-    while (left := deadline - time.perf_counter()) > 0:
-        time.sleep(left)
