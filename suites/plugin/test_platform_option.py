@@ -16,7 +16,7 @@ ON_MAC = sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def hook_line(result):
-    return next(line for line in result.outlines if line.startswith("hook:"))
+    return next(line[line.index("hook:") :] for line in result.outlines if "hook:" in line)
 
 
 def test_an_installed_plugin_uses_the_real_machine_and_stays_silent(inner):
