@@ -41,7 +41,7 @@ def benchmark_options(session: LayaSession, asked: SwitchyardOptions) -> Options
 
     settings = session.settings
     gpu_alone = settings.device == "gpu"
-    out = asked.out or (session.folder if settings.out else None)
+    out = session.folder if session.machine else asked.out or (session.folder if settings.out else None)
     return run.Options(
         seed=world.SEED if asked.seed is None else asked.seed,
         duration_s=world.DURATION_S if asked.duration_s is None else asked.duration_s,
@@ -173,7 +173,7 @@ def _fact(
 
     wrote = done.result is not None and done.folder is not None
     return {
-        "folder": str(done.folder) if wrote else None,
+        "folder": str(_told(done)) if wrote else None,
         "files": ["result.json", "trace.jsonl", "replay.html"] if wrote else [],
         "page": str(done.page) if done.page else None,
         "replayed": replayed,
@@ -190,6 +190,12 @@ def _fact(
             "adverse": sorted({*looked[0].adverse(), *looked[1].adverse()}) if looked else [],
         },
     }  # fmt: skip
+
+
+def _told(done: SwitchyardRun) -> Path:
+    """The run's folder; on another host relative to the folder whose files travel to the controller."""
+    assert done.folder is not None
+    return done.folder.relative_to(done.session.folder) if done.session.machine else done.folder
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
