@@ -10,7 +10,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -97,6 +97,7 @@ class OpenLoop:
         requests = [self._request(arrival) for arrival in arrivals]
         submitted: list[Submission] = []
         trouble: list[BaseException] = []
+        finished: SimpleQueue[Future[Result]] = SimpleQueue()
         stop = threading.Event()
 
         # What exists before the round is moved out of the collector's sight, so that a collection inside
@@ -118,24 +119,21 @@ class OpenLoop:
                     except Exception as error:  # reraise: by play(), on the caller's thread
                         trouble.append(error)
                         return
-                    future.add_done_callback(note_failure)
+                    future.add_done_callback(note)
                     submitted.append(Submission(index, arrival, due_ns, future))
 
-            def note_failure(future: Future[Result]) -> None:
+            def note(future: Future[Result]) -> None:
                 # A round with a failed request is lost; there is no use in playing it to its end.
                 if future.cancelled() or future.exception() is not None:
                     stop.set()
+                finished.put(future)
 
             submitter = threading.Thread(target=submit_all, name="switchyard-submitter")
             submitter.start()
             try:
                 submitter.join()
                 if not trouble:
-                    wait(
-                        [one.future for one in submitted],
-                        timeout=self.drain_timeout_s,
-                        return_when=FIRST_EXCEPTION,
-                    )
+                    self._drain(len(submitted), finished, stop)
             finally:
                 stop.set()
                 submitter.join()
@@ -147,6 +145,17 @@ class OpenLoop:
                 f"submitting request {len(submitted)} failed: {type(error).__name__}: {error}"
             ) from error
         return Played(start_ns, self._join(submitted, round_index))
+
+    def _drain(self, count: int, finished: SimpleQueue[Future[Result]], stop: threading.Event) -> None:
+        """Wait until ``count`` requests have finished, one has failed, or the time is over."""
+        deadline = time.monotonic() + self.drain_timeout_s
+        for _ in range(count):
+            if stop.is_set():
+                return
+            try:
+                finished.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:  # closed: what has not finished fails the round in _join
+                return
 
     def _request(self, arrival: world.Arrival) -> Request:
         return world.prompt(arrival.train) if arrival.train else self.background[arrival.cls]
