@@ -193,13 +193,13 @@ def test_offline_without_a_complete_checkpoint_names_the_download_command_and_op
 
 
 @pytest.mark.usefixtures("spec")
-def test_a_hub_that_cannot_be_reached_names_the_cause_and_the_command(source: Path, caches: Path) -> None:
-    with FakeHub(source, REPO, REVISION) as hub:
-        pass
-    done = client(hub, "open_checkpoint(spec)", source, caches)
+def test_a_download_that_fails_names_the_cause_and_the_command(source: Path, caches: Path) -> None:
+    with FakeHub(source, "someone/else", REVISION) as hub:
+        done = client(hub, "open_checkpoint(spec)", source, caches)
     assert done.returncode == 1
     message = done.stderr.partition("laya_apple.errors.BackendUnavailableError: ")[2]
     assert message.startswith("tiny could not be downloaded from someone/tiny at 0123456789ab (")
+    assert "404" in message
     assert message.endswith("; check the network and run `laya-apple download tiny`\n")
 
 
