@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import differences
 from hypothesis import HealthCheck, given, settings
 from parity_checkpoints import ParityCheckpoint, parity_checkpoints
+from parity_comparison import differences
 from reference_client import ReferenceClient
 from requests_strategy import hostile_questions, hostile_states, questions, states
 

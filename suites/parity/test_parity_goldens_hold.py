@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from comparison import differences
 from parity_checkpoints import ParityCheckpoint, parity_checkpoints
+from parity_comparison import differences
 
 from laya_apple import LayaAppleError
 from laya_apple.backends.base import RowOutput
