@@ -62,7 +62,7 @@ class VirtualMac:
         """Where the state and the event log are."""
         return self._directory
 
-    def fault(self, name: str, **args: Any) -> None:
+    def fault(self, name: str, /, **args: Any) -> None:
         """Add a fault (:data:`pytest_laya.virtual_mac.faults.FAULTS` lists names and arguments).
 
         Faults add up; several of one name concern several buckets. Raises ValueError for an unknown one.
