@@ -1,7 +1,7 @@
 """A stand-in Mac: every line of ``laya_apple`` that needs Apple silicon runs anywhere, labelled synthetic.
 
-Use it with ``LAYA_APPLE_PLATFORM=pytest_laya.virtual_mac:platform``, which every process of the runtime reads,
-or in a test through the ``virtual_mac`` fixture (:class:`pytest_laya.virtual_mac.control.VirtualMac`).
+Use it with ``LAYA_APPLE_PLATFORM=pytest_laya.virtual_mac:platform``, which every process of the runtime
+reads, or in a test through the ``virtual_mac`` fixture (:class:`pytest_laya.virtual_mac.control.VirtualMac`).
 
 Importing this package loads neither NumPy nor MLX nor Core ML Tools.
 """

@@ -1,10 +1,10 @@
 """Stands in for ``coremltools.libcoremlpython``, the native bridge between Core ML Tools and Core ML.
 
-Every Python line of Core ML Tools above it is the real one. The contract, taken from Core ML Tools 9.0's own calls:
-positional constructor ``_MLModelProxy(path, units, function, hints, asset)``; ``predict(dict, state)`` returns
-float32 arrays by name and never sees float16, because the layer above rewrites float16 inputs to float32 in the
-caller's dictionary; ``compileModel`` makes a folder that the layer above moves to its destination; plans and
-structures are Core ML Tools' own dataclasses.
+Every Python line of Core ML Tools above it is the real one. The contract, taken from Core ML Tools 9.0's own
+calls: positional constructor ``_MLModelProxy(path, units, function, hints, asset)``; ``predict(dict, state)``
+returns float32 arrays by name and never sees float16, because the layer above rewrites float16 inputs to
+float32 in the caller's dictionary; ``compileModel`` makes a folder that the layer above moves to its
+destination; plans and structures are Core ML Tools' own dataclasses.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class _MLModelProxy:
                 raise RuntimeError(f"value type not convertible for feature {name}")
             if array.shape != tensor.shape:
                 raise RuntimeError(
-                    f"MultiArray shape {array.shape} of feature {name} does not match the shape {tensor.shape} "
-                    "specified in the model description"
+                    f"MultiArray shape {array.shape} of feature {name} does not match the shape "
+                    f"{tensor.shape} specified in the model description"
                 )
             features[name] = array
         outputs = self._model.predict(features)

@@ -8,6 +8,7 @@ weights/weight.bin  the weight file, unchanged
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -30,13 +31,13 @@ def is_compiled(path: str) -> bool:
 def compile_package(path: str) -> str:
     """Compile a ``.mlpackage`` or ``.mlmodel`` into a new folder of its own; the caller moves it.
 
-    Raises RuntimeError as the native bridge does: a missing path, or a specification newer than this macOS reads.
+    Raises RuntimeError as the native bridge does: a missing path, or a specification newer than this macOS
+    reads.
     """
-    from coremltools.models.utils import _try_get_weights_dir_path, load_spec
-
+    utils = importlib.import_module("coremltools.models.utils")
     if not os.path.exists(path):
         raise RuntimeError(f"Error compiling model: {path} does not exist")
-    spec = load_spec(path)
+    spec = utils.load_spec(path)
     if spec.specificationVersion > MAX_SPECIFICATION_VERSION:
         raise RuntimeError(
             f"Error compiling model: specification version {spec.specificationVersion} is newer than "
@@ -50,7 +51,7 @@ def compile_package(path: str) -> str:
         json.dumps(_metadata(spec), sort_keys=True) + "\n", encoding="utf-8"
     )
     (folder / "model.mil").write_bytes(spec.SerializeToString(deterministic=True))
-    weights = _try_get_weights_dir_path(path)
+    weights = utils._try_get_weights_dir_path(path)
     if weights:
         for name in sorted(os.listdir(weights)):
             shutil.copyfile(os.path.join(weights, name), folder / "weights" / name)
@@ -84,13 +85,11 @@ def load_model(path: str) -> tuple[Any, Path]:
     ``path`` is a ``.mlpackage``, a ``.mlmodel`` or a compiled folder of ours. Raises ProgramError otherwise.
     """
     if not is_compiled(path):
-        from coremltools.models.utils import _try_get_weights_dir_path, load_spec
-
-        weights = _try_get_weights_dir_path(path)
-        return load_spec(path), Path(weights or path)
-    from coremltools.proto import Model_pb2
-    from google.protobuf.message import DecodeError
-
+        utils = importlib.import_module("coremltools.models.utils")
+        weights = utils._try_get_weights_dir_path(path)
+        return utils.load_spec(path), Path(weights or path)
+    model_pb2 = importlib.import_module("coremltools.proto.Model_pb2")
+    decode_error = importlib.import_module("google.protobuf.message").DecodeError
     folder = Path(path)
     try:
         mark = (folder / "coremldata.bin").read_bytes()
@@ -99,9 +98,9 @@ def load_model(path: str) -> tuple[Any, Path]:
         raise ProgramError(f"Error: no compiled model at {path}: {error}") from error
     if mark != MARK:
         raise ProgramError(f"Error: {path} was not compiled by the virtual Mac, or is damaged")
-    spec = Model_pb2.Model()
+    spec = model_pb2.Model()
     try:
         spec.ParseFromString(program)
-    except DecodeError as error:
+    except decode_error as error:
         raise ProgramError(f"Error: the compiled program in {path} is damaged: {error}") from error
     return spec, folder / "weights"

@@ -27,10 +27,10 @@ HOOK = "pytest_laya.virtual_mac:platform"
 class VirtualMac:
     """A virtual Mac for one test, with faults that every process of the test sees.
 
-    ``VirtualMac(directory, monkeypatch)``: ``directory`` is a folder of the test's own (``tmp_path``) for the state
-    and the event log; ``monkeypatch`` is pytest's, which undoes the environment and the process's modules. The
-    profile is ``instant`` until :meth:`profile` says otherwise. Call :meth:`close` (or leave the ``with`` block)
-    before the monkeypatch is undone::
+    ``VirtualMac(directory, monkeypatch)``: ``directory`` is a folder of the test's own (``tmp_path``) for the
+    state and the event log; ``monkeypatch`` is pytest's, which undoes the environment and the process's
+    modules. The profile is ``instant`` until :meth:`profile` says otherwise. Call :meth:`close` (or leave the
+    ``with`` block) before the monkeypatch is undone::
 
         @pytest.fixture
         def virtual_mac(tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ class VirtualMac:
         """Where the state and the event log are."""
         return self._directory
 
-    def fault(self, name: str, **args: Any) -> None:
+    def fault(self, name: str, /, **args: Any) -> None:
         """Add a fault (:data:`pytest_laya.virtual_mac.faults.FAULTS` lists names and arguments).
 
         Faults add up; several of one name concern several buckets. Raises ValueError for an unknown one.
@@ -81,24 +81,25 @@ class VirtualMac:
         self._restore_modules()
 
     def profile(self, profile: str | Mapping[str, Any]) -> None:
-        """Declare the device times: ``instant``, ``m4max``, a table or a JSON file. Raises ValueError otherwise."""
-        times = make_profile(profile)
+        """Declare the device times: ``instant``, ``m4max``, a table or a JSON file; else ValueError."""
+        table = make_profile(profile).table
         state = read_state()
-        stored: object = profile
-        if isinstance(profile, Mapping):
-            stored = {"gpu": {q: dict(t) for q, t in times.gpu.items()}, "ane": dict(times.ane)}
+        stored = table.to_dict() if isinstance(profile, Mapping) and table is not None else profile
         self._write(State(stored, state.faults, state.owner_pid))
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:
-        """What happened so far, in every process: ``load``, ``compile``, ``plan``, ``predict``, ``forward`` (GPU),
-        ``fault``, ``step``, ``overruns``. Each has ``event``, ``pid`` and ``monotonic_ns``."""
+        """What happened so far, in every process.
+
+        Each has ``event`` (``load``, ``compile``, ``plan``, ``predict``, ``forward`` for the GPU, ``fault``,
+        ``step``, ``overruns``), ``pid`` and ``monotonic_ns``.
+        """
         return [e for e in read_events(self._directory) if event is None or e["event"] == event]
 
     def change_file(self, path: Path, what: str = "content") -> None:
         """Change one thing about a file, as a stamp might or might not notice.
 
-        ``content`` flips the last byte and keeps size and mtime; ``size`` appends a byte and keeps mtime; ``mtime``
-        moves it on by a second; ``inode`` puts an identical copy in its place with the same mtime.
+        ``content`` flips the last byte and keeps size and mtime; ``size`` appends a byte and keeps mtime;
+        ``mtime`` moves it on by a second; ``inode`` puts an identical copy in its place with the same mtime.
         """
         before = path.stat()
         data = path.read_bytes()

@@ -56,6 +56,8 @@ class _Hook:
 
     def _step(self, event: str, path: str) -> None:
         state = read_state()
+        if state.directory is None or _is_under(path, str(state.directory)):
+            return  # what the virtual Mac itself writes is no step of the test
         for fault in state.faults:
             if fault.name not in DISK_FAULTS or not _is_under(path, fault.args["under"]):
                 continue
@@ -70,10 +72,10 @@ class _Hook:
             if fault.name == "killed_at_step" and count == fault.args["at"]:
                 log_event("fault", name=fault.name, op=event, path=path)
                 kill_process(fault)
-            if fault.name == "disk_full" and count >= fault.args["at"]:
-                if claim_firing(fault, state.directory):
-                    log_event("fault", name=fault.name, op=event, path=path)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            full = fault.name == "disk_full" and count >= fault.args["at"]
+            if full and claim_firing(fault, state.directory):
+                log_event("fault", name=fault.name, op=event, path=path)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
 def _path_of(event: str, args: tuple[Any, ...]) -> str | None:

@@ -1,7 +1,7 @@
 """Runs a saved ML Program in NumPy: the virtual Neural Engine, and a reference executor of the built graph.
 
-The program is compiled once to a list of calls over slots, with float32 constants. Arithmetic is float32; every
-value the program types float16 is rounded to float16, exactly. Nothing here sleeps or fails on purpose.
+The program is compiled once to a list of calls over slots, with float32 constants. Arithmetic is float32;
+every value the program types float16 is rounded to float16, exactly. Nothing here sleeps or fails on purpose.
 """
 
 from __future__ import annotations

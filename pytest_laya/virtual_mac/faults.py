@@ -1,8 +1,8 @@
 """The faults a virtual Mac can have, their arguments, and how a device asks for them.
 
 Every fault that happens on a call takes ``after`` (let that many matching calls of a process pass first) and
-``times`` (at most that many firings over all processes). Faults of the Neural Engine take ``bucket`` (the compiled
-length; None is every one).
+``times`` (at most that many firings over all processes). Faults of the Neural Engine take ``bucket`` (the
+compiled length; None is every one).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def standing(name: str, bucket: int | None = None) -> Fault | None:
 
 
 def fires(name: str, bucket: int | None = None, **match: Any) -> Fault | None:
-    """The fault if it fires on this call: counts the call, honours ``after`` and ``times``, logs the firing."""
+    """The fault if it fires on this call: counts it, honours ``after`` and ``times``, logs it."""
     state = read_state()
     for fault in state.faults:
         if fault.name != name or fault.args.get("bucket") not in (None, bucket):

@@ -4,13 +4,13 @@ One finder at the head of ``sys.meta_path`` answers for a few names:
 
 * ``coremltools.libcoremlpython``: the native bridge, ours. It is built only when Core ML Tools asks for it.
 * ``coremltools.models.utils``: the real module, and right after it ran, its ``_macos_version`` is ours. Every
-  other module binds that name from this one while Core ML Tools is imported, so setting it here, before they run,
-  reaches all of them; setting it later would miss those that had already bound the old one.
+  other module binds that name from this one while Core ML Tools is imported, so setting it here, before they
+  run, reaches all of them; setting it later would miss those that had already bound the old one.
 * ``coremltools.version``: the real module; fault ``other_coremltools`` changes what it says.
 * ``CoreML``, ``Foundation``, ``objc``: stand-ins for PyObjC.
 
-Where Core ML Tools was imported first, the same names are bound in the modules already loaded. ``uninstall_bridge``
-undoes all of it.
+Where Core ML Tools was imported first, the same names are bound in the modules already loaded.
+``uninstall_bridge`` undoes all of it.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def is_installed() -> bool:
 
 
 def install_bridge() -> None:
-    """Make Core ML Tools of this process use the bridge. Idempotent; imports nothing that is not loaded yet."""
+    """Make Core ML Tools of this process use the bridge. Idempotent; loads nothing that is not loaded."""
     if _INSTALLED.finder is None:
         _INSTALLED.finder = _Finder()
         sys.meta_path.insert(0, _INSTALLED.finder)
@@ -186,7 +186,7 @@ def missing_modules() -> tuple[str, ...]:
 
 
 def uninstall_bridge() -> None:
-    """Undo :func:`install_bridge`: Core ML Tools, if loaded, uses its native bridge again, where it has one."""
+    """Undo :func:`install_bridge`: Core ML Tools, if loaded, has its native bridge again, if any."""
     if _INSTALLED.finder is None:
         return
     sys.meta_path.remove(_INSTALLED.finder)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from laya_apple.backends.base import Backend
 
 SOC = "Virtual Mac"
-"""No Apple chip has this name, so no profile or artifact of a real Mac ever matches, and none of ours is taken."""
+"""No Apple chip has this name, so no profile or artifact of a real Mac matches, nor ours there."""
 MACOS = "26.0"
 MACOS_BUILD = "VIRTUAL1"
 
@@ -31,27 +31,27 @@ class VirtualPlatform(Platform):
         pass
 
     @property
-    def soc(self) -> str:  # type: ignore[override]
+    def soc(self) -> str:
         return str(_changed("soc", SOC))
 
     @property
-    def macos(self) -> str:  # type: ignore[override]
+    def macos(self) -> str:
         return str(_changed("macos", MACOS))
 
     @property
-    def macos_build(self) -> str:  # type: ignore[override]
+    def macos_build(self) -> str:
         return str(_changed("macos_build", MACOS_BUILD))
 
     @property
-    def machine(self) -> str:  # type: ignore[override]
+    def machine(self) -> str:
         return "arm64"
 
     @property
-    def memory_bytes(self) -> int:  # type: ignore[override]
+    def memory_bytes(self) -> int:
         return int(_changed("memory_bytes", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
 
     @property
-    def virtual(self) -> bool:  # type: ignore[override]
+    def virtual(self) -> bool:
         return True
 
     def mlx_gpu_device(self) -> str | None:

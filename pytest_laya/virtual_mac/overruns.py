@@ -64,8 +64,8 @@ def judge_round(
 ) -> HostReport:
     """Compare the service times of one round's traces (``RequestTrace.to_dict()``) with the declared ones.
 
-    An ANE request is over when its service took more than the declared time of its bucket plus ``slack_ms``, the
-    time the host's own tail and the sleep's resolution take.
+    An ANE request is over when its service took more than the declared time of its bucket plus ``slack_ms``,
+    the time the host's own tail and the sleep's resolution take.
     """
     offered = sorted(buckets)
     ane_over = ane_count = 0

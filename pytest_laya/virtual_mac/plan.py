@@ -1,7 +1,7 @@
-"""The compute plan: a model's structure as Core ML Tools' own dataclasses, and a policy that places each operation.
+"""The compute plan: a model's structure in Core ML Tools' own dataclasses, and where each operation goes.
 
-Policy: a float16 operation of a type the Neural Engine runs prefers it; everything else prefers the CPU. Constants
-have no device. Faults move operations, or leave them without a device.
+Policy: a float16 operation of a type the Neural Engine runs prefers it; everything else prefers the CPU.
+Constants have no device. Faults move operations, or leave them without a device.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Policy:
     bucket: int | None
 
     def place(self, op: _MLModelStructureProgramOperationProxy) -> tuple[str, list[str]] | None:
-        """(preferred, supported) device class names; None for a constant and where a fault takes the device."""
+        """(preferred, supported) device class names; None for constants, and where a fault says so."""
         if op.type == "const" or op.type.startswith("constexpr_"):
             return None
         if _named_by("plan_without_device", self.bucket, op.type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,9 +100,8 @@ class _Values:
     def _blob(self, blob: Any, tensor: Tensor) -> Any:
         path = str(self._weights / os.path.basename(blob.fileName))  # "@model_path/weights/weight.bin"
         if path not in self._readers:
-            from coremltools.libmilstoragepython import _BlobStorageReader
-
-            self._readers[path] = _BlobStorageReader(path)
+            storage = importlib.import_module("coremltools.libmilstoragepython")
+            self._readers[path] = storage._BlobStorageReader(path)
         if tensor.dtype not in _BLOB_READERS:
             raise ProgramError(f"weights of MIL data type {tensor.dtype} are not supported")
         array = getattr(self._readers[path], _BLOB_READERS[tensor.dtype])(blob.offset)
@@ -113,7 +113,8 @@ class _Values:
 def parse(spec: Any, weights: Path, function: str = "main") -> Parsed:
     """Read one function of a model specification; ``weights`` is the folder of its weight file.
 
-    Raises ProgramError for a model that is no ML Program, a missing function, control flow or unreadable weights.
+    Raises ProgramError for a model that is no ML Program, a missing function, control flow or unreadable
+    weights.
     """
     if spec.WhichOneof("Type") != "mlProgram":
         raise ProgramError(f"the virtual Mac runs ML Programs, not {spec.WhichOneof('Type')}")

@@ -1,8 +1,8 @@
 """What a virtual Mac is told across processes: a profile, faults, and the log of what happened.
 
-``LAYA_VIRTUAL_MAC_STATE`` names a directory. Workers inherit the variable, so a fault set in a test is seen by
-every process the test starts, and gone once the directory says so. Without the variable there are no faults, no
-log, and the profile is ``LAYA_VIRTUAL_MAC_PROFILE`` (default ``m4max``).
+``LAYA_VIRTUAL_MAC_STATE`` names a directory. Workers inherit the variable, so a fault set in a test is seen
+by every process the test starts, and gone once the directory says so. Without the variable there are no
+faults, no log, and the profile is ``LAYA_VIRTUAL_MAC_PROFILE`` (default ``m4max``).
 """
 
 from __future__ import annotations

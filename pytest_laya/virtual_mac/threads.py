@@ -1,4 +1,4 @@
-"""One BLAS thread a process: the virtual devices share the host's cores, and declared times need them steady."""
+"""One BLAS thread a process: the virtual devices share the host's cores and must keep their times steady."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SETTERS = (
 
 
 def use_one_blas_thread() -> None:
-    """Set the variables for libraries still to be loaded, here and in children; tell OpenBLAS if it is loaded."""
+    """Set the variables for libraries still to load, here and in children; tell a loaded OpenBLAS."""
     for name in _VARIABLES:
         os.environ.setdefault(name, "1")
     for path in _loaded_openblas():

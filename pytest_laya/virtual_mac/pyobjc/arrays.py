@@ -37,7 +37,7 @@ def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class MLMultiArray(NSObject):
-    """A typed block of memory; ``view`` is the NumPy array over it that the stand-ins use among themselves."""
+    """A typed block of memory; the stand-ins share ``view``, the NumPy array over it."""
 
     view: NDArray[Any]
     _data_type: int
@@ -62,7 +62,7 @@ class MLMultiArray(NSObject):
         deallocator: Callable[[Any], None] | None,
         error: None,
     ) -> tuple[MLMultiArray | None, NSError | None]:
-        """Shares the memory of ``pointer``, any writable buffer; it must outlive the array. Strides count elements."""
+        """Shares the memory of ``pointer``, any writable buffer. Strides count elements."""
         if data_type not in NUMPY_TYPES:
             return None, coreml_error(f"unsupported data type {data_type}")
         dtype = np.dtype(NUMPY_TYPES[data_type])
@@ -94,7 +94,7 @@ class MLMultiArray(NSObject):
     def dataPointer(self) -> varlist:
         if not self.view.flags.c_contiguous:
             raise ValueError("the array's memory is not contiguous")
-        return varlist(memoryview(self.view.reshape(-1)).cast("B"))
+        return varlist(self.view.reshape(-1).data.cast("B"))
 
 
 def multi_array_of(array: NDArray[Any]) -> MLMultiArray:

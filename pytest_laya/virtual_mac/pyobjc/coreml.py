@@ -133,7 +133,7 @@ class MLModel(NSObject):
     def predictionFromFeatures_options_completionHandler_(
         self, features: MLDictionaryFeatureProvider, options: MLPredictionOptions | None, handler: Handler
     ) -> None:
-        """Returns at once; ``handler(output, error)`` is called from another thread, with one of them None."""
+        """Returns at once; another thread calls ``handler(output, error)``, one of them None."""
         if not callable(handler):
             raise ValueError("The completion handler cannot be nil.")
         loaded = self._loaded
