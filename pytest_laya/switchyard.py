@@ -215,11 +215,10 @@ def _host_limits(done: SwitchyardRun) -> list[dict[str, Any]]:
     """How far the virtual Mac's host fell behind its declared times, round by round; empty on a real one."""
     if done.result is None or not done.result["synthetic"]:
         return []
-    from laya_apple import registry
     from pytest_laya.virtual_mac.declared import current_times
     from pytest_laya.virtual_mac.overruns import judge_round
 
-    buckets = registry.resolve(done.result["model"]["name"]).ane_buckets
+    buckets = [int(bucket) for bucket in done.result["model"]["ane_artifacts"]]
     return [
         {"config": one["config"], "index": one["index"]}
         | judge_round(

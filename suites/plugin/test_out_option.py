@@ -38,8 +38,9 @@ def test_the_default_folder_is_named_by_time_and_chip(inner, pytester):
 def test_session_json_says_what_ran_and_where(inner, pytester):
     result = inner(
         MEASURED + "\n    def test_no(laya_conditions):\n        pytest.skip('not today')\n",
-        "--laya-out=out", "--laya-device=gpu", "--laya-gate=hybrid.late.rate <= 0.01", "--laya-platform=virtual",
-    )  # fmt: skip
+        *("--laya-out=out", "--laya-platform=virtual"),
+        *("--laya-device=gpu", "--laya-gate=hybrid.late.rate <= 0.01"),
+    )
     result.assert_outcomes(passed=2, skipped=1)
     document = session_of(pytester.path / "out")
     assert document["state"] == "finished"
