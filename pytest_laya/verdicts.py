@@ -28,7 +28,7 @@ class Verdict:
 
     @property
     def location(self) -> tuple[str, int | None, str]:
-        """Where it stands for reporters. A domain that ended the node id would have its dots written as ::."""
+        """For reporters. A domain that ended the node id would have its dots written as ``::``."""
         return self.group, None, f"{self.group} {self.name}"
 
     @property
@@ -39,6 +39,9 @@ class Verdict:
 def emit(session: pytest.Session, verdicts: Sequence[Verdict]) -> None:
     """Report every verdict as pytest reports a test, so terminal, JUnit and exit code count it."""
     hook = session.config.hook
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    if verdicts and terminal is not None:
+        terminal.ensure_newline()  # the last test's line has its percentage already
     for verdict in verdicts:
         session.testscollected += 1  # the terminal's percentage is reported over collected
         hook.pytest_runtest_logstart(nodeid=verdict.nodeid, location=verdict.location)
