@@ -11,7 +11,7 @@ from laya_apple.errors import UnsupportedModelError
 from laya_apple.hashing import file_sha256, tree_hash
 
 # Both come from the files in data/laya_mini; after any change there run the recipe's `pin` step
-# (fixtures/laya_mini), which prints them: tree_hash(directory, CHECKPOINT_FILES)[:40] and the weights' SHA-256.
+# (fixtures/laya_mini), which prints them: tree_hash(directory, CHECKPOINT_FILES)[:40] and the weights' hash.
 LAYA_MINI_REVISION = "0" * 40
 LAYA_MINI_WEIGHTS_SHA256 = "0" * 64
 

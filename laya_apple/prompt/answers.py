@@ -13,7 +13,7 @@ from laya_apple.prompt.questions import QTYPES, Question, QuestionId
 
 if TYPE_CHECKING:
     from laya_apple.backends.base import RowOutput
-    from laya_apple.checkpoint import AgentConfig
+    from laya_apple.config import AgentConfig
 
 TEMPERATURE_MIN = 0.5
 TEMPERATURE_MAX = 5.0
@@ -33,7 +33,8 @@ class Calibration:
     def from_config(cls, config: AgentConfig) -> Calibration:
         """Read the checkpoint's temperatures; one RuntimeWarning names everything that was replaced.
 
-        Raises UnsupportedModelError when ``temperature`` does not hold exactly 3 entries.
+        Raises UnsupportedModelError when ``temperature`` does not hold exactly 3 entries or
+        ``temperature_by_options`` is no object.
         """
         given = config.temperature
         if not isinstance(given, list | tuple) or len(given) != len(QTYPES):
@@ -46,13 +47,15 @@ class Calibration:
             _temperature(f"temperature[{kind}]", value, replaced)
             for kind, value in zip(QTYPES, given, strict=True)
         )
-        raw = config.temperature_by_options
-        if raw is not None and not isinstance(raw, dict):
-            replaced.append(f"temperature_by_options={raw!r} (ignored)")
-            raw = None
+        raw = {} if config.temperature_by_options is None else config.temperature_by_options
+        if not isinstance(raw, dict):
+            raise UnsupportedModelError(
+                f"rl_agent_config.json: temperature_by_options is {raw!r}; it must map buckets such as "
+                "'choice:3-5' to numbers"
+            )
         by_options = {
-            str(bucket): _temperature(f"temperature_by_options[{bucket}]", value, replaced)
-            for bucket, value in (raw or {}).items()
+            str(name): _temperature(f"temperature_by_options[{name}]", value, replaced)
+            for name, value in raw.items()
         }
         if replaced:
             warnings.warn(
@@ -89,7 +92,7 @@ def probabilities(question: Question, output: RowOutput, calibration: Calibratio
         raise LayaAppleError(
             f"question {question.id!r}: the backend returned {_described(logits, count)}; no answer was made"
         )
-    slots = _softmax(logits, calibration.temperature(question.type, count))
+    slots = softmax(logits, calibration.temperature(question.type, count))
     if question.option_order is None:
         return slots
     ordered = [0.0] * count
@@ -105,7 +108,7 @@ def act_probability(question: Question, output: RowOutput) -> float:
         raise LayaAppleError(
             f"question {question.id!r}: the backend returned a non-finite action logit; no answer was made"
         )
-    return _softmax(logits, 1.0)[0]
+    return softmax(logits)[0]
 
 
 def format_answers(
@@ -168,7 +171,8 @@ def _confidence(p: list[float]) -> float:
     return round(min(1.0, max(0.0, 1.0 - entropy / math.log(len(p)))), DECIMALS)
 
 
-def _softmax(logits: list[float], temperature: float) -> list[float]:
+def softmax(logits: Sequence[float], temperature: float = 1.0) -> list[float]:
+    """softmax(logits / temperature) of finite logits, in double precision."""
     top = max(logits)
     weights = [math.exp((value - top) / temperature) for value in logits]
     total = sum(weights)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -71,7 +70,7 @@ def _from_list(questions: list[object]) -> tuple[Question, ...]:
 
 
 def _question(key: object, definition: object) -> Question:
-    if isinstance(key, bool) or not isinstance(key, str | int) or (isinstance(key, str) and not key.strip()):
+    if not isinstance(key, str | int) or (isinstance(key, str) and not key.strip()):
         raise InvalidRequestError(
             f"question id {_shown(key)} is refused; use a non-blank string or an integer"
         )
@@ -81,8 +80,7 @@ def _question(key: object, definition: object) -> Question:
     if not isinstance(kind, str) or kind not in QTYPES:
         raise _refused(key, f"type is {_shown(kind)}; use 'choice', 'score' or 'noul'")
     instructions = _instructions(key, definition.get("instructions"))
-    labels_given = definition.get("labels")
-    if kind != "noul" and labels_given is not None:
+    if kind != "noul" and "labels" in definition:
         raise _refused(key, "labels belongs to noul questions; remove it")
     labels: tuple[Label, ...]
     if kind == "choice":
@@ -92,9 +90,9 @@ def _question(key: object, definition: object) -> Question:
         labels, texts = _score(key, definition.get("criteria"))
         question_type = "score"
     else:
-        labels, texts = _noul(key, definition.get("criteria"), labels_given)
+        labels, texts = _noul(key, definition.get("criteria"), definition.get("labels"))
         question_type = "noul"
-    order = _order(key, definition.get("option_order"), len(texts))
+    order = _order(key, definition["option_order"], len(texts)) if "option_order" in definition else None
     return Question(key, question_type, QTYPES[kind], instructions, labels, texts, order)
 
 
@@ -104,7 +102,7 @@ def _instructions(key: QuestionId, value: object) -> str:
         if not value.strip():
             raise _refused(key, f"instructions is blank; {mend}")
         return value
-    if value is None or not isinstance(value, dict | list | int | float) or value in ({}, []):
+    if not isinstance(value, dict | list | int | float) or (isinstance(value, dict | list) and not value):
         raise _refused(key, f"instructions is {_shown(value)}; {mend}")
     try:
         return json.dumps(value, ensure_ascii=False)
@@ -138,49 +136,40 @@ def _score(key: QuestionId, criteria: object) -> tuple[tuple[str, ...], tuple[st
 
 
 def _noul(key: QuestionId, criteria: object, labels: object) -> tuple[tuple[str, str], tuple[str, str]]:
-    descriptions: dict[str, object] = {"false": None, "true": None}
+    descriptions: dict[str, object] = {}
     if criteria is not None:
         mend = "leave it out, or pass a dict with the keys 'true' and 'false'"
         if not isinstance(criteria, dict):
             raise _refused(key, f"criteria is {_shown(criteria)}; {mend}")
-        descriptions.update(_by_truth(key, "criteria", criteria, mend))
-    names = {"false": "false", "true": "true"}
-    if labels is not None:
-        mend = "map exactly 'false' and 'true' to two distinct non-blank strings"
-        if not isinstance(labels, dict):
-            raise _refused(key, f"labels is {_shown(labels)}; {mend}")
-        given = _by_truth(key, "labels", labels, mend)
-        for side in ("false", "true"):
-            text = given.get(side)
-            if not isinstance(text, str) or not text.strip():
-                raise _refused(key, f"labels[{side!r}] is {_shown(text)}; {mend}")
-            names[side] = text.strip()
-        if names["false"] == names["true"]:
-            raise _refused(key, f"labels are both {names['true']!r}; {mend}")
-    texts = tuple(
-        f"{names[side]}: {default if descriptions[side] in (None, '') else _text(key, descriptions[side])}"
-        for side, default in (("false", NOUL_FALSE), ("true", NOUL_TRUE))
+        for name, description in criteria.items():
+            side = str(name).lower() if isinstance(name, str | bool) else None
+            if side not in ("true", "false"):
+                raise _refused(key, f"criteria has the key {_shown(name)}; {mend}")
+            descriptions[side] = description
+    false_label, true_label = ("false", "true") if labels is None else _noul_labels(key, labels)
+    texts = (
+        _described(key, false_label, descriptions.get("false"), NOUL_FALSE),
+        _described(key, true_label, descriptions.get("true"), NOUL_TRUE),
     )
-    return (names["false"], names["true"]), (texts[0], texts[1])
+    return (false_label, true_label), texts
 
 
-def _by_truth(key: QuestionId, field: str, given: Mapping[object, object], mend: str) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in given.items():
-        side = name.lower() if isinstance(name, str) else None
-        if side not in ("true", "false"):
-            raise _refused(key, f"{field} has the key {_shown(name)}; {mend}")
-        if side in found:
-            raise _refused(key, f"{field} names {side!r} twice; {mend}")
-        found[side] = value
-    return found
+def _noul_labels(key: QuestionId, labels: object) -> tuple[str, str]:
+    mend = "map exactly 'false' and 'true' to two distinct non-blank strings"
+    if not isinstance(labels, dict) or set(labels) != {"false", "true"}:
+        raise _refused(key, f"labels is {_shown(labels)}; {mend}")
+    for label in labels.values():
+        if not isinstance(label, str) or not label.strip():
+            raise _refused(key, f"labels holds {_shown(label)}; {mend}")
+    false_label, true_label = labels["false"].strip(), labels["true"].strip()
+    if false_label == true_label:
+        raise _refused(key, f"labels are both {true_label!r}; {mend}")
+    return false_label, true_label
 
 
-def _order(key: QuestionId, order: object, count: int) -> tuple[int, ...] | None:
-    if order is None:
-        return None
+def _order(key: QuestionId, order: object, count: int) -> tuple[int, ...]:
     if (
-        not isinstance(order, list)
+        not isinstance(order, list | tuple)
         or any(isinstance(index, bool) or not isinstance(index, int) for index in order)
         or sorted(order) != list(range(count))
     ):
@@ -190,9 +179,9 @@ def _order(key: QuestionId, order: object, count: int) -> tuple[int, ...] | None
     return tuple(order)
 
 
-def _described(key: QuestionId, label: str, description: object) -> str:
-    if description is None or description == "":
-        return label
+def _described(key: QuestionId, label: str, description: object, default: str | None = None) -> str:
+    if description is None or (isinstance(description, str) and not description):
+        return label if default is None else f"{label}: {default}"
     return f"{label}: {_text(key, description)}"
 
 

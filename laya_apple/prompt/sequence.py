@@ -11,7 +11,7 @@ from laya_apple.prompt.questions import Question, parse_questions
 from laya_apple.prompt.tokenizer import PIECE_CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
-    from laya_apple.checkpoint import AgentConfig
+    from laya_apple.config import AgentConfig
 
 OPTION_TOKENS = 48
 """Tokens of one option's text that are kept, without its marker."""
@@ -51,6 +51,8 @@ def prepare(tokenizer: Tokenizer, config: AgentConfig, context: object, question
     Raises InvalidRequestError, naming the question and the mend, for a malformed question, a context
     that is None or that JSON cannot encode, text that is not Unicode, or options past ``config.max_len``.
     """
+    if context is None:
+        raise InvalidRequestError("context is None; pass a string (it may be empty) or a JSON value")
     parsed = parse_questions(questions)
     if not parsed:
         return Prepared((), (), False, 0, 0)
@@ -73,14 +75,10 @@ def prepare(tokenizer: Tokenizer, config: AgentConfig, context: object, question
 def render_context(context: object) -> str:
     """The context as the model reads it: a string as is, anything else as JSON.
 
-    Raises InvalidRequestError for None and for what JSON cannot encode.
+    Raises InvalidRequestError for what JSON cannot encode.
     """
     if isinstance(context, str):
         return context
-    if context is None:
-        raise InvalidRequestError(
-            "context is None; pass a string or a JSON value (an empty string is allowed)"
-        )
     try:
         return json.dumps(context, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:  # reraise: names the mend
@@ -121,8 +119,9 @@ def _row(
         ids += state[len(state) - room :] if keep_newest else state[:room]
     else:
         ids += state
-    del ids[config.max_len - 1 :]
     ids.append(tokenizer.sep_id)
+    # Only options that overflow the sequence by themselves get here; upstream drops the final SEP then.
+    del ids[config.max_len :]
     return Row(tuple(ids), tuple(markers), question.qtype), cut
 
 
