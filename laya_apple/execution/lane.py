@@ -217,7 +217,7 @@ class Lane:
                 if self._dead is None:
                     self._dead = BackendUnavailableError("this Laya is closed")
             _fail(failed, BackendUnavailableError("this Laya was closed before the request was answered"))
-            if failed:
+            if failed or not self.transport.ready.done():
                 self.transport.abandon()
             self.transport.stop(STOP_GRACE_S)
 
