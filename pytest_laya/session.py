@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -108,6 +109,16 @@ class LayaSession:
             for item in items:
                 if item.get_closest_marker("laya_slow"):
                     item.add_marker(pytest.mark.skip(reason="slow tier: runs with --laya-slow"))
+
+    def say(self, line: str) -> None:
+        """Print a line at once, past pytest's capturing; silent with -q and on xdist workers."""
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        if reporter is None or self.is_worker or self.config.option.verbose < 0:
+            return
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
+            reporter.write_line(line)
+            reporter.flush()
 
     def before_test(self, item: pytest.Item) -> None:
         """Skips and refusals that follow from the test's markers."""

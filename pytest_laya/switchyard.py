@@ -118,27 +118,21 @@ class SwitchyardRun:
 
 def perform(session: LayaSession) -> SwitchyardRun:
     """Run the rounds, or read an earlier run for ``--replay``; record what they gave."""
-    from laya_apple.demos.switchyard import replay, result, run
+    from laya_apple.demos.switchyard import replay, run
 
     asked = read_switchyard_options(session.config)
-    left_out = (
-        "--laya-device gpu: no GPU + ANE round was asked for" if session.settings.device == "gpu" else None
-    )
     if asked.replay is not None:
-        folder = session.base / asked.replay
-        found, records = result.read(folder)
-        failures = {one["config"]: one["error"] for one in found.get("failed_rounds", ())}
-        page = replay.rebuild(folder)
-        stored = SwitchyardRun(found, records, folder, page, found["ane"], failures, None, session)
-        session.record("switchyard", _fact(stored, {}, None, replayed=True))
+        replay.rebuild(session.base / asked.replay)
+        stored = read_run(session, session.base / asked.replay)
+        record(stored, None)
         return stored
     options = benchmark_options(session, asked)
     before = conditions.collect()
     try:
-        outcome = run.run(options, progress=lambda line: None)
+        outcome = run.run(options, progress=session.say)
     except run.UsageProblem as error:
         session.cannot(str(error), "gpu", "hardware")
-    after = conditions.collect()
+    gpu_alone = session.settings.device == "gpu"
     done = SwitchyardRun(
         outcome.result,
         outcome.records,
@@ -146,28 +140,46 @@ def perform(session: LayaSession) -> SwitchyardRun:
         outcome.page,
         outcome.ane,
         {one.config: one.error for one in outcome.failures},
-        left_out,
+        "--laya-device gpu: no GPU + ANE round was asked for" if gpu_alone else None,
         session,
     )
-    adverse = sorted({*before.adverse(), *after.adverse()})
-    session.record(
-        "switchyard",
-        _fact(done, outcome.host | {"limits": _host_limits(done)}, (before, after), replayed=False),
-    )
-    if done.result is not None:
-        measured = metrics.of_result(done.result, done.records, adverse)
-        session.record("metrics", {"metrics": [metric.to_dict() for metric in measured]})
+    record(done, (before, conditions.collect()), outcome.host)
     if outcome.interrupted:
         raise KeyboardInterrupt
     return done
+
+
+def read_run(session: LayaSession, folder: Path) -> SwitchyardRun:
+    """An earlier run from its files. Raises ``result.ResultUnreadable``."""
+    from laya_apple.demos.switchyard import result
+
+    found, records = result.read(folder)
+    failures = {one["config"]: one["error"] for one in found.get("failed_rounds", ())}
+    page = folder / result.REPLAY_FILE
+    return SwitchyardRun(found, records, folder.absolute(), page, found["ane"], failures, None, session)
+
+
+def record(
+    done: SwitchyardRun,
+    looked: tuple[conditions.Conditions, conditions.Conditions] | None,
+    host: Mapping[str, Any] | None = None,
+) -> None:
+    """Record a run for summary, files, gates and baseline.
+
+    ``looked``: the conditions before and after; None for a run that was not measured now, which is shown
+    and judged by nothing. ``host``: how the host kept up, round by round.
+    """
+    facts = _fact(done, {**(host or {}), "limits": _host_limits(done)}, looked)
+    done.session.record("switchyard", facts)
+    if done.result is not None and looked is not None:
+        measured = metrics.of_result(done.result, done.records, facts["conditions"]["adverse"])
+        done.session.record("metrics", {"metrics": [metric.to_dict() for metric in measured]})
 
 
 def _fact(
     done: SwitchyardRun,
     host: Mapping[str, Any],
     looked: tuple[conditions.Conditions, conditions.Conditions] | None,
-    *,
-    replayed: bool,
 ) -> dict[str, Any]:
     from laya_apple.demos.switchyard import report
 
@@ -176,7 +188,7 @@ def _fact(
         "folder": str(_told(done)) if wrote else None,
         "files": ["result.json", "trace.jsonl", "replay.html"] if wrote else [],
         "page": str(done.page) if done.page else None,
-        "replayed": replayed,
+        "replayed": looked is None,
         "lines": report.summary(done.result) if done.result is not None else [],
         "summary": {} if done.result is None else {
             config: _numbers(found) for config, found in done.result["configs"].items()
