@@ -183,3 +183,8 @@ def raising(error: Exception, only: int | None = None) -> Callable[[int], str]:
         return SHA
 
     return load_verified
+
+
+def linux() -> Platform:
+    """For ``LAYA_APPLE_PLATFORM``: a machine that is no Mac."""
+    return LINUX
