@@ -74,8 +74,9 @@ class MLXBackend:
         return [outputs[place] for place in range(len(rows))]
 
     def warm(self) -> None:
-        """One short forward: MLX compiles its kernels at first use, whatever the shape."""
-        self.forward([Row(ids=(0,) * 64, markers=(1, 2), qtype=0)])
+        """A single row, then a padded batch: MLX makes a kernel ready at its first use, not once a shape."""
+        for lengths in ((64,), (100, 128)):
+            self.forward([Row(ids=(0,) * length, markers=(1, 2), qtype=0) for length in lengths])
 
     def close(self) -> None:
         """Let go of the weights."""

@@ -1,0 +1,56 @@
+"""Verdicts on the session's facts, reported as tests of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+Outcome = Literal["PASS", "FAIL", "UNKNOWN"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One judged claim; anything but PASS is red."""
+
+    group: str
+    """``laya-gate``, ``laya-baseline`` or ``laya-require``."""
+    name: str
+    outcome: Outcome
+    reason: str
+
+    @property
+    def nodeid(self) -> str:
+        return f"{self.group}::{self.name}"
+
+    @property
+    def line(self) -> str:
+        return f"{self.outcome:7} {self.group} {self.name}: {self.reason}"
+
+
+def emit(session: pytest.Session, verdicts: Sequence[Verdict]) -> None:
+    """Report every verdict as pytest reports a test, so terminal, JUnit and exit code count it."""
+    # The terminal's percentage is reported over collected.
+    session.testscollected += len(verdicts)
+    for verdict in verdicts:
+        for when in ("setup", "call", "teardown"):
+            session.config.hook.pytest_runtest_logreport(report=_report(verdict, when))
+
+
+def _report(verdict: Verdict, when: Literal["setup", "call", "teardown"]) -> pytest.TestReport:
+    red = when == "call" and verdict.outcome != "PASS"
+    now = time.time()
+    return pytest.TestReport(
+        nodeid=verdict.nodeid,
+        location=(verdict.group, None, verdict.name),
+        keywords={verdict.group: 1},
+        outcome="failed" if red else "passed",
+        longrepr=f"{verdict.outcome}: {verdict.reason}" if red else None,
+        when=when,
+        start=now,
+        stop=now,
+        user_properties=[("laya.verdict", verdict.outcome), ("laya.reason", verdict.reason)],
+    )
