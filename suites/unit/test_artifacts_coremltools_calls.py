@@ -88,10 +88,13 @@ def _calls() -> Iterator[tuple[str, ast.Call, str]]:
             dotted = _dotted(node.func, names)
             if dotted is not None and ".Builder." not in dotted:
                 yield where, node, dotted
-            elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
-                # Elsewhere ``predict`` is a method of our own classes.
-                if node.func.attr != "predict" or name == "artifacts/runtime.py":
-                    yield where, node, METHODS[node.func.attr]
+            elif isinstance(node.func, ast.Attribute) and _is_theirs(node.func.attr, name):
+                yield where, node, METHODS[node.func.attr]
+
+
+def _is_theirs(method: str, module: str) -> bool:
+    """``predict`` is a method of our own classes too, but not in the module that wraps coremltools'."""
+    return method in METHODS and (method != "predict" or module == "artifacts/runtime.py")
 
 
 CALLS = list(_calls())
