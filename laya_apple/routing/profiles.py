@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import re
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,8 @@ class _Rejected(Exception):
 
 def coremltools_version() -> str:
     """The installed Core ML Tools version, without importing it; empty when it is not installed."""
+    if sys.modules.get("coremltools", ...) is None:
+        return ""  # Its import is blocked in this process.
     try:
         return importlib.metadata.version("coremltools")
     except importlib.metadata.PackageNotFoundError:  # closed: no version matches no profile

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoint_files import write_checkpoint
+from checkpoint_files import AGENT, write_checkpoint, write_json
 from hub_server import FakeHub
 
 from laya_apple import cli, registry
@@ -193,13 +193,13 @@ def test_offline_without_a_complete_checkpoint_names_the_download_command_and_op
 
 
 @pytest.mark.usefixtures("spec")
-def test_a_hub_that_cannot_be_reached_names_the_cause_and_the_command(source: Path, caches: Path) -> None:
-    with FakeHub(source, REPO, REVISION) as hub:
-        pass
-    done = client(hub, "open_checkpoint(spec)", source, caches)
+def test_a_download_that_fails_names_the_cause_and_the_command(source: Path, caches: Path) -> None:
+    with FakeHub(source, "someone/else", REVISION) as hub:
+        done = client(hub, "open_checkpoint(spec)", source, caches)
     assert done.returncode == 1
     message = done.stderr.partition("laya_apple.errors.BackendUnavailableError: ")[2]
     assert message.startswith("tiny could not be downloaded from someone/tiny at 0123456789ab (")
+    assert "404" in message
     assert message.endswith("; check the network and run `laya-apple download tiny`\n")
 
 
@@ -346,10 +346,23 @@ def test_embedded_weights_that_changed_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_sockets")
+def test_any_other_embedded_file_that_changed_is_refused_too(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "embedded")
+    spec = dataclasses.replace(resolve(folder), embedded=True)
+    assert open_checkpoint(spec).path == folder
+    write_json(folder / "rl_agent_config.json", {**AGENT, "temperature": [2, 2, 2]})
+    with pytest.raises(UnsupportedModelError) as caught:
+        open_checkpoint(spec)
+    assert str(caught.value) == (
+        f"the files in {folder} are of revision {resolve(folder).revision[:12]}, not the pinned "
+        f"{spec.revision[:12]}; reinstall laya-apple"
+    )
+
+
+@pytest.mark.usefixtures("no_sockets")
 def test_an_embedded_file_that_is_missing_is_named(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "embedded")
-    sha256 = file_sha256(folder / "model.safetensors")
-    spec = dataclasses.replace(resolve("laya-mini"), path=folder, weights_sha256=sha256)
+    spec = dataclasses.replace(resolve("laya-mini"), path=folder)
     (folder / "tokenizer" / "tokenizer.json").unlink()
     with pytest.raises(UnsupportedModelError) as caught:
         open_checkpoint(spec)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from checkpoint_files import write_checkpoint
 
+from laya_apple.checkpoint import open_checkpoint
 from laya_apple.errors import UnsupportedModelError
 from laya_apple.hashing import file_sha256, tree_hash
 from laya_apple.registry import MODELS, resolve
@@ -59,6 +60,13 @@ def test_the_embedded_model_lies_in_the_package() -> None:
     assert spec.path == Path(laya_apple.__file__).parent / "data" / "laya_mini"
     assert spec.ane_buckets == spec.auto_ane_buckets == (64, 96, 128)
     assert spec.max_len == 1024
+
+
+def test_the_embedded_files_are_the_pinned_ones() -> None:
+    checkpoint = open_checkpoint("laya-mini")
+    assert checkpoint.spec == resolve("laya-mini")
+    assert checkpoint.config.max_len == checkpoint.spec.max_len
+    assert (checkpoint.path / "model.safetensors").stat().st_size < 1_000_000
 
 
 def test_there_are_four_models_and_every_auto_range_is_a_prefix_of_the_offered_buckets() -> None:
