@@ -271,7 +271,7 @@
   function panel(round) {
     const counts = {};
     const list = element("ul", { className: "counts" });
-    const tiles = { delivered: "delivered", late: "late !", misrouted: "misrouted ×", waiting: "at the signals" };
+    const tiles = { delivered: "delivered", late: "late !", misrouted: "misrouted ×", waiting: "waiting" };
     for (const [name, label] of Object.entries(tiles)) {
       counts[name] = element("b", { textContent: "0" });
       Object.assign(counts[name].dataset, { count: name, config: round.config });
