@@ -70,8 +70,8 @@ class LayaSession:
 
     @property
     def active(self) -> bool:
-        """Whether this session has anything to write: a test of ours ran, or a folder was asked for."""
-        return bool(self.laya_outcomes or self.facts or self.settings.out)
+        """Whether there is anything to write: a test of ours ran, a claim was judged, a folder asked for."""
+        return bool(self.laya_outcomes or self.facts or self.verdicts or self.settings.out)
 
     # -- the test's process ------------------------------------------------------------------------------
 

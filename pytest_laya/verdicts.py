@@ -45,7 +45,8 @@ def _report(verdict: Verdict, when: Literal["setup", "call", "teardown"]) -> pyt
     now = time.time()
     return pytest.TestReport(
         nodeid=verdict.nodeid,
-        location=(verdict.group, None, verdict.name),
+        # The terminal would write a domain that ends the node id with :: for each dot.
+        location=(verdict.group, None, f"{verdict.group} {verdict.name}"),
         keywords={verdict.group: 1},
         outcome="failed" if red else "passed",
         longrepr=f"{verdict.outcome}: {verdict.reason}" if red else None,

@@ -55,7 +55,7 @@ class GateReport:
     """Cases with at least one row that was compared."""
     rows: int
     """Rows compared."""
-    rows_too_long: int
+    rows_left_out: int
     """Rows left out because they exceed ``max_length`` or ``max_options``."""
     max_option_difference: float
     max_act_difference: float
@@ -150,7 +150,7 @@ def run_gate(
             if (max_length is None or len(golden.ids) <= max_length)
             and (max_options is None or len(golden.markers) <= max_options)
         ]
-        gate.rows_too_long += len(case.rows) - len(fitting)
+        gate.rows_left_out += len(case.rows) - len(fitting)
         if fitting:
             gate.compare(case, fitting, forward)
     return GateReport(
@@ -160,7 +160,7 @@ def run_gate(
         tolerance=gate.tolerance,
         cases=gate.cases,
         rows=gate.rows,
-        rows_too_long=gate.rows_too_long,
+        rows_left_out=gate.rows_left_out,
         max_option_difference=gate.max_option_difference,
         max_act_difference=gate.max_act_difference,
         prompt_mismatches=gate.found("prompt"),
@@ -180,7 +180,7 @@ class _Gate:
     def __init__(self, tolerance: float, calibration: Calibration) -> None:
         self.tolerance = tolerance
         self.calibration = calibration
-        self.cases = self.rows = self.rows_too_long = 0
+        self.cases = self.rows = self.rows_left_out = 0
         self.max_option_difference = self.max_act_difference = 0.0
         self._found: dict[str, list[Finding]] = {}
 

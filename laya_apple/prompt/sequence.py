@@ -90,11 +90,11 @@ def render_context(context: object) -> str:
 def _row(
     tokenizer: Tokenizer, config: AgentConfig, question: Question, state: list[int], keep_newest: bool
 ) -> tuple[Row, bool]:
-    mask = tokenizer.mask_token
-    head = _piece(tokenizer, f"{question.type} question: {question.instructions}".replace(mask, " "))
-    options = [
-        _piece(tokenizer, f" {text}".replace(mask, " "))[:OPTION_TOKENS] for text in question.slot_texts
-    ]
+    try:
+        head = _piece(tokenizer, f"{question.type} question: {question.instructions}")
+        options = [_piece(tokenizer, f" {text}")[:OPTION_TOKENS] for text in question.slot_texts]
+    except InvalidRequestError as error:  # reraise: names the question
+        raise InvalidRequestError(f"question {question.id!r}: {error}") from error
     budget = config.head_max_len - sum(map(len, options)) - len(options)
     if budget < MIN_BUDGET:
         # The marker counts as one of the option's tokens here.
@@ -126,6 +126,7 @@ def _row(
 
 
 def _piece(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    text = text.replace(tokenizer.mask_token, " ")
     if len(text) <= PIECE_CHARACTERS:
         return tokenizer.encode_piece(text)
     return tuple(tokenizer.encode(text))

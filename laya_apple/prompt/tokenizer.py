@@ -12,9 +12,9 @@ import tokenizers
 
 from laya_apple.errors import InvalidRequestError, UnsupportedModelError
 
-PIECE_CHARACTERS = 512
+PIECE_CHARACTERS = 256
 """Heads and options up to this long are kept: questions repeat from request to request, states don't."""
-PIECES_KEPT = 4096
+PIECES_KEPT = 1024
 
 _MEND = "download the checkpoint again, or point at a complete checkpoint directory"
 
