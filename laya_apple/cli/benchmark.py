@@ -138,7 +138,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = int(text) if text.isascii() and text.isdigit() else 0
     if number < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return number

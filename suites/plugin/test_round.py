@@ -17,7 +17,8 @@ def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("played")
     command = [
         sys.executable, "-m", "pytest", "suites/switchyard", "--seed", "11", "--duration", "3",
-        "--laya-device", "gpu", "--laya-platform", "virtual", f"--laya-out={folder}", "-p", "no:cacheprovider",
+        "--laya-device", "gpu", "--laya-platform", "virtual", f"--laya-out={folder}",
+        "-p", "no:cacheprovider",
         "--laya-gate", "gpu_only.route_accuracy >= 0.9", "--laya-allow-synthetic",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -39,7 +39,7 @@ def test_the_installed_package_is_the_wheel_s(elsewhere):
 
 
 def test_the_wheel_holds_the_product_and_no_tests_of_ours(elsewhere):
-    python, root = elsewhere
+    _, root = elsewhere
     (site,) = (root / "venv" / "lib").glob("python3*/site-packages")
     shipped = {
         path.name for path in (site / "pytest_laya" / "suites").iterdir() if path.name != "__pycache__"
@@ -55,8 +55,9 @@ def test_the_shipped_suite_runs_a_round(elsewhere):
     python, root = elsewhere
     done = subprocess.run(
         [
-            python, "-m", "pytest", "--pyargs", "pytest_laya.suites.switchyard", "--seed", "11", "--duration", "3",
-            "--laya-platform", "virtual", "--laya-device", "gpu", "--out", "out", "-p", "no:cacheprovider",
+            python, "-m", "pytest", "--pyargs", "pytest_laya.suites.switchyard", "-p", "no:cacheprovider",
+            "--seed", "11", "--duration", "3", "--out", "out",
+            "--laya-platform", "virtual", "--laya-device", "gpu",
         ],
         cwd=root, capture_output=True, text=True, timeout=300,
     )  # fmt: skip

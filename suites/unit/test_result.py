@@ -359,7 +359,8 @@ def test_paths_are_redacted_in_every_string(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("LAYA_APPLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home" / "hf"))
     error = errors.ArtifactParityError(
-        f"{tmp_path}/cache/artifacts/x and {tmp_path}/home/hf/hub and {tmp_path}/home/me and {tmp_path}/homely"
+        f"{tmp_path}/cache/artifacts/x and {tmp_path}/home/hf/hub and {tmp_path}/home/me "
+        f"and {tmp_path}/homely"
     )
     out = tmp_path / "out"
     outcome = Stage().run(out, checks=ready_checks(load_verified=raising(error)))
