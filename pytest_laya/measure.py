@@ -68,10 +68,13 @@ class Goldens:
         self._session = session
 
     def path(self, checkpoint: str) -> Path:
-        """Where the goldens of ``checkpoint`` are: in the source tree, else in the installed package."""
-        package = Path(__file__).parent
-        tree = package.parent / "fixtures" / "goldens" / f"{checkpoint}.json"
-        return tree if tree.parent.is_dir() else package / "goldens" / f"{checkpoint}.json"
+        """Where the goldens of ``checkpoint`` are: laya-mini's ship, the others are in the source tree."""
+        import laya_apple
+
+        package = Path(laya_apple.__file__).parent
+        shipped = checkpoint == EMBEDDED_MODEL
+        folder = package / "data" / "goldens" if shipped else package.parent / "fixtures" / "goldens"
+        return folder / f"{checkpoint}.json"
 
     def load(self, checkpoint: str) -> GoldenFile:
         """The goldens of ``checkpoint``; LayaAppleError with the command that makes them when missing."""
@@ -81,9 +84,8 @@ class Goldens:
 
     def gate(self, model: Any, goldens: str, *, device: str, dtype: str = "float16") -> GateReport:
         """The parity gate of ``model`` on ``device`` against the goldens named; goes to parity.json."""
-        from laya_apple.execution.loading import LoadRequest, load_backend
-
         from laya_apple.checkpoint import open_checkpoint
+        from laya_apple.execution.loading import LoadRequest, load_backend
         from laya_apple.parity.gate import run_gate
         from laya_apple.platform import current_platform
         from laya_apple.prompt.tokenizer import Tokenizer

@@ -84,7 +84,7 @@ def goldens_path(spec: ModelSpec) -> Path:
     """Where the goldens of a model are expected: shipped data, or a local checkpoint's own directory."""
     if spec.path is not None and not spec.embedded:
         return spec.path / GOLDENS_FILE
-    return Path(str(files("laya_apple.data").joinpath("goldens", f"{spec.name}.json")))
+    return Path(str(files("laya_apple").joinpath(f"data/goldens/{spec.name}.json")))
 
 
 def build_artifact(

@@ -1,9 +1,7 @@
 """The markers: always registered, never misspelled, never with arguments they do not take."""
 
-import platform
-import sys
-
 import pytest
+from recording import ON_MAC
 
 MARKED = """
     import pytest
@@ -66,7 +64,7 @@ def test_wrong_markers_are_refused(inner, marker, message):
 
 
 @pytest.mark.skipif(
-    sys.platform == "darwin" and platform.machine() == "arm64",
+    ON_MAC,
     reason="this is the hardware that the mark wants",
 )
 def test_hardware_tests_are_skipped_elsewhere(inner):

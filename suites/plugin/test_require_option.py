@@ -1,9 +1,7 @@
 """--laya-require: what would be skipped fails instead."""
 
-import platform
-import sys
-
 import pytest
+from recording import ON_MAC
 
 HARDWARE = """
     import pytest
@@ -18,9 +16,7 @@ SKIPPED = """
         pytest.skip("for a reason of its own")
 """
 
-elsewhere = pytest.mark.skipif(
-    sys.platform == "darwin" and platform.machine() == "arm64", reason="the hardware is here"
-)
+elsewhere = pytest.mark.skipif(ON_MAC, reason="the hardware is here")
 
 
 @elsewhere

@@ -124,7 +124,7 @@ def _required(schema: dict[str, Any], whole: dict[str, Any], path: tuple[str, ..
 def _all_required() -> list[str]:
     from importlib.resources import files
 
-    text = files("laya_apple.data").joinpath("artifact-manifest.schema.json").read_text(encoding="utf-8")
+    text = files("laya_apple").joinpath("data/artifact-manifest.schema.json").read_text(encoding="utf-8")
     schema = json.loads(text)
     return list(_required(schema, schema))
 
