@@ -26,7 +26,7 @@ def test_the_commands_options_and_defaults() -> None:
             "--setup-ane",
             "--replay",
             "y",
-        ]  # fmt: skip
+        ]
     )
     assert (args.seed, args.duration, str(args.out), args.no_open, args.setup_ane, str(args.replay)) == (
         12, 6, "x", True, True, "y",
