@@ -10,9 +10,10 @@ from pathlib import Path
 
 from laya_apple.artifacts.archive import require_safe_extraction
 from laya_apple.artifacts.index import INDEX_FILE, Entry, read_index, select
-from laya_apple.artifacts.locations import Locations
+from laya_apple.artifacts.locations import Locations, build_command
+from laya_apple.artifacts.recovery import Place
 from laya_apple.artifacts.runtime import coremltools_version, require_coremltools
-from laya_apple.artifacts.transfer import Expected, ImportResult, import_archive, registered
+from laya_apple.artifacts.transfer import Expected, ImportResult, bucket_locked, import_archive, look
 from laya_apple.checkpoint import Checkpoint
 from laya_apple.errors import ArtifactIntegrityError, ArtifactMissingError, BackendUnavailableError
 from laya_apple.hashing import file_sha256
@@ -124,10 +125,12 @@ def fetch_artifact(
     require_coremltools(platform)
     require_safe_extraction()
     spec = checkpoint.spec
-    found = None if force else registered(spec, bucket, platform)
+    place = Place.of(Locations.of(platform), spec, bucket)
+    with bucket_locked(place, build_command(spec, bucket)):
+        notes, found = look(place, spec, bucket, platform, force=force, progress=progress)
     if found is not None:
-        path = Locations.of(platform).artifact(spec, bucket)
-        return FetchResult(ImportResult(spec.name, bucket, path, False, False, found, None), None)
+        present = ImportResult(spec.name, bucket, place.artifact, False, False, found, None, notes)
+        return FetchResult(present, None)
     source = opened if isinstance(opened, Opened) else opened()
     where = source.repository.where
     entry = select(source.entries, spec, bucket, platform, coremltools_version(), where)

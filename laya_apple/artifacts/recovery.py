@@ -161,10 +161,12 @@ def in_cache(locations: Locations, path: Path) -> bool:
 def recover(place: Place) -> list[str]:
     """Put right what a killed import or build of this bucket left; returns what was done, for people.
 
-    A pending artifact is removed; the newest one that was set aside is put back where nothing is registered.
-    Others that were set aside stay. Staging directories are left to ``registration.staged``.
+    A pending artifact and all staging directories are removed; the newest artifact that was set aside is put
+    back where nothing is registered. Others that were set aside stay.
     """
     done = []
+    for path in place.staged():
+        discard(place, path)
     if is_pending(place.artifact) and discard(place, place.artifact):
         done.append(f"removed what an unfinished import left at {place.artifact}")
     elif is_published(place.artifact):

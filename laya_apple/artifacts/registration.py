@@ -39,7 +39,8 @@ def publish(locations: Locations, spec: ModelSpec, bucket: int, artifact: Path) 
     """Rename the complete ``artifact`` directory to its registered path, in place of whatever is there.
 
     A process killed in between leaves the old artifact, the new one or none, never a mixture; ``recovery``
-    puts the old one back where there is none. Call with the lock held. Raises OSError when the file system refuses; the old artifact is then back in its place.
+    puts the old one back where there is none. Call with the lock held. Raises OSError when the file system
+    refuses; the old artifact is then back in its place.
     """
     place = Place.of(locations, spec, bucket)
     target = place.artifact

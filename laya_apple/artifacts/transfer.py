@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,30 +157,48 @@ def import_archive(
     bucket = _bucket(spec, archive, platform)
     locations = Locations.of(platform)
     place = Place.of(locations, spec, bucket)
+    with bucket_locked(place, build_command(spec, bucket)):
+        notes, found = look(place, spec, bucket, platform, force=force, progress=progress)
+        if found is not None:
+            return ImportResult(spec.name, bucket, place.artifact, False, False, found, None, notes)
+        # Without goldens nothing can pass, so this comes before the work.
+        golden = goldens or goldens_path(spec)
+        load_goldens(golden, weights_sha256=spec.weights_sha256)
+        with staged(locations, spec, bucket) as directory:
+            work = _Import(checkpoint, bucket, place, golden, probe, platform, progress, directory)
+            return work.run(archive, expected, notes)
+
+
+@contextmanager
+def bucket_locked(place: Place, mend: str) -> Iterator[None]:
+    """Hold the bucket's lock; a disk that refuses comes out as ArtifactError, with what to do."""
     try:
         with locked(place.lock):
-            notes = tuple(recovery.recover(place))
-            for note in notes:
-                progress(f"{spec.name} L{bucket}: {note}")
-            if recovery.is_pending(place.artifact):
-                raise ArtifactError(
-                    f"{place.artifact} was left by an unfinished import and does not lie in {locations.root}, "
-                    "so it is not deleted; remove it yourself and import again"
-                )
-            found = None if force else registered(spec, bucket, platform)
-            if found is not None:
-                return ImportResult(spec.name, bucket, place.artifact, False, False, found, None, notes)
-            # Without goldens nothing can pass, so this comes before the work.
-            golden = goldens or goldens_path(spec)
-            load_goldens(golden, weights_sha256=spec.weights_sha256)
-            with staged(locations, spec, bucket) as directory:
-                work = _Import(checkpoint, bucket, place, golden, probe, platform, progress, directory)
-                return work.run(archive, expected, notes)
+            yield
     except OSError as error:  # reraise: a full disk, or one that cannot be written
         raise ArtifactError(
-            f"{spec.name} L{bucket}: {error}; the new artifact was not registered; make room below "
-            f"{locations.root} and import again, or run: {build_command(spec, bucket)}"
+            f"{place.slug}: {error}; the new artifact was not registered; make room below "
+            f"{place.locations.root} and try again, or run: {mend}"
         ) from error
+
+
+def look(
+    place: Place, spec: ModelSpec, bucket: int, platform: Platform, *, force: bool, progress: Progress
+) -> tuple[tuple[str, ...], Manifest | None]:
+    """Put right what a killed import left; returns (what was done, what is registered and verifies).
+
+    With ``force`` nothing counts as registered. Call with the lock held. Raises ArtifactError for leftovers
+    that may not be deleted.
+    """
+    notes = tuple(recovery.recover(place))
+    for note in notes:
+        progress(f"{spec.name} L{bucket}: {note}")
+    if recovery.is_pending(place.artifact):
+        raise ArtifactError(
+            f"{place.artifact} was left by an unfinished import and does not lie in {place.locations.root}, "
+            "so it is not deleted; remove it yourself and try again"
+        )
+    return notes, None if force else registered(spec, bucket, platform)
 
 
 def _bucket(spec: ModelSpec, archive: Path, platform: Platform) -> int:
