@@ -26,7 +26,9 @@ class Crashes:
     folder: Path
     process: subprocess.Popen[str]
     facts: dict[str, Any]
-    count: int = field(default=0)
+    count: int = 0
+    templates: dict[str, Path] = field(default_factory=dict)
+    """Caches in a state that takes a while to reach."""
 
     def cache(self, template: Path) -> Cache:
         """A fresh copy of the cache ``template``."""
@@ -88,10 +90,8 @@ class Cache:
     def leftovers(self) -> list[str]:
         """What lies in staging, and the marks of an unpublished artifact."""
         staged = [path.name for path in (self.artifacts / ".staging").glob("*") if not path.is_symlink()]
-        marks = [
-            name for name in ("PENDING.json", "manifest.pending.json") if (self.artifact / name).exists()
-        ]
-        return sorted(staged + marks)
+        marks = ("PENDING.json", "manifest.pending.json")
+        return sorted([*staged, *(name for name in marks if (self.artifact / name).exists())])
 
     def previous(self) -> list[Path]:
         return sorted((self.artifacts / ".previous").glob("*"))

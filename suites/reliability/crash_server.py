@@ -83,7 +83,7 @@ class Server:
         }
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Fork, do ``request["work"]`` in ``request["cache"]``; the child's result, or the signal it died of."""
+        """Fork, do ``request["work"]`` in ``request["cache"]``; the child's result, or what it died of."""
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
