@@ -155,3 +155,24 @@ def test_traces_are_written_one_file_a_test(inner, pytester):
     assert json.loads(line)["request_id"] == 7
     files = session_of(pytester.path / "out")["files"]
     assert files["traces/test_inner.py-test_traced.jsonl"] == "traces/test_inner.py-test_traced.jsonl"
+
+
+def test_a_run_without_a_finished_round_is_written_down_too(inner, pytester):
+    result = inner(
+        """
+        from pytest_laya import session, switchyard
+        def test_failed(request):
+            ane = {"state": "ready", "reason": None, "reason_text": None, "detail": None, "setup_command": None}
+            failures = {"gpu_only": "BackendUnavailableError: the worker died"}
+            ours = session.of(request.config)
+            run = switchyard.SwitchyardRun(None, (), None, None, ane, failures, None, ours)
+            switchyard.record(run, None)
+            run.round("gpu_only")
+        """,
+        "--laya-out=out",
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["gpu_only: failed: BackendUnavailableError: the worker died"])
+    (run,) = session_of(pytester.path / "out")["switchyard"]
+    assert (run["folder"], run["files"]) == (None, [])
+    assert run["failures"] == {"gpu_only": "BackendUnavailableError: the worker died"}
