@@ -101,6 +101,7 @@ def test_ctrl_c_keeps_what_finished(inner, pytester):
     assert result.ret == pytest.ExitCode.INTERRUPTED
     document = session_of(pytester.path / "out")
     assert (document["state"], document["exit_status"]) == ("interrupted", 2)
+    result.stdout.fnmatch_lines(["results: out (the session was interrupted; what finished is kept)"])
     assert document["tests"]["passed"] == 1
     assert [one["name"] for one in document["metrics"]] == ["hybrid.late.rate"]
     assert (
@@ -162,7 +163,7 @@ def test_a_run_without_a_finished_round_is_written_down_too(inner, pytester):
         """
         from pytest_laya import session, switchyard
         def test_failed(request):
-            ane = {"state": "ready", "reason": None, "reason_text": None, "detail": None, "setup_command": None}
+            ane = dict.fromkeys(("reason", "reason_text", "detail", "setup_command"))
             failures = {"gpu_only": "BackendUnavailableError: the worker died"}
             ours = session.of(request.config)
             run = switchyard.SwitchyardRun(None, (), None, None, ane, failures, None, ours)
