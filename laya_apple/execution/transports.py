@@ -105,8 +105,8 @@ class ProcessTransport:
     """A backend in a worker process, so that its work never holds this process's interpreter lock.
 
     The worker is a fresh interpreter (the caller's main module is not imported again) holding one end each
-    of two private socket pairs, requests and replies. It ignores Ctrl-C, which is this process's to handle, and ends by itself when the
-    sockets close or this process dies.
+    of two private socket pairs, requests and replies. It ignores Ctrl-C, which is this process's to handle,
+    and ends by itself when the sockets close or this process dies.
     """
 
     depth = 2
