@@ -147,6 +147,10 @@ class LayaSession:
                 resolve(self.settings.model)
             except UnsupportedModelError as error:
                 raise pytest.UsageError(f"--laya-model: {error}") from None
+        if self.settings.update_goldens or self.settings.update_new_goldens:
+            from pytest_laya import goldens
+
+            goldens.check_can_update()
         if self.settings.baseline:
             from pytest_laya import baselines
 
@@ -222,6 +226,10 @@ class LayaSession:
             verdicts += baselines.judge(
                 self.baseline_folder, self.recorded("switchyard"), self.settings.allow_synthetic
             )
+        if self.settings.update_goldens:
+            from pytest_laya import goldens
+
+            verdicts.append(goldens.update_used(self))
         ran = [nodeid for nodeid, outcome in self.laya_outcomes.items() if outcome != "skipped"]
         if self.settings.require and not ran:
             why = "every laya test was skipped" if self.laya_outcomes else "no laya test ran"

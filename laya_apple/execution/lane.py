@@ -64,6 +64,11 @@ class Job:
         self.queue_enter_ns = self.sent_ns = self.dispatch_ns = 0
         self.cancelled = False
 
+    @property
+    def prepare_ms(self) -> float:
+        """How long the caller's thread took to prepare the rows."""
+        return 0.0
+
     def complete(
         self, outputs: list[RowOutput], service_start_ns: int, service_end_ns: int, received_ns: int
     ) -> Any:
@@ -128,7 +133,7 @@ class Lane:
     def last_active_ns(self) -> int | None:
         """None while a job is queued or running, else when the last one ended (0 before the first)."""
         with self._lock:
-            return None if self._queued or self._sent else self._free_ns
+            return None if self._queued or self._sent or self._completing else self._free_ns
 
     def start(self) -> None:
         """Begin loading; ``transport.ready`` tells when it is done."""

@@ -23,6 +23,7 @@ from laya_apple.execution.loading import LoadRequest, load_backend, run_forward
 from laya_apple.platform import current_platform
 
 if TYPE_CHECKING:
+    from laya_apple.execution.adaptive import Adaptive
     from laya_apple.execution.lane import Job, Lane
 
 WORKER_MODULE = "laya_apple.execution.worker_main"
@@ -33,9 +34,10 @@ class ThreadTransport:
 
     depth = 1
 
-    def __init__(self, request: LoadRequest) -> None:
+    def __init__(self, request: LoadRequest, adaptive: Adaptive | None = None) -> None:
         self.ready: Future[BackendInfo] = Future()
         self._request = request
+        self._adaptive = adaptive
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._abandoned = False
@@ -78,6 +80,8 @@ class ThreadTransport:
     def _run(self, lane: Lane) -> None:
         try:
             backend = load_backend(self._request, current_platform())
+            if self._adaptive is not None:
+                self._adaptive.attach(backend)
             backend.warm()
         except BaseException as error:  # reraise: through the Future, to whoever loads
             self.ready.set_exception(error)
@@ -88,13 +92,17 @@ class ThreadTransport:
                 self._serve(lane, backend, job)
                 del job
         finally:
+            if self._adaptive is not None:
+                self._adaptive.close()
             backend.close()
 
-    @staticmethod
-    def _serve(lane: Lane, backend: Backend, job: Job) -> None:
+    def _serve(self, lane: Lane, backend: Backend, job: Job) -> None:
         start_ns = time.monotonic_ns()
         try:
-            outputs = run_forward(backend, lane.device, job.rows)
+            if self._adaptive is not None:
+                outputs = self._adaptive.run(backend, lane.device, job)
+            else:
+                outputs = run_forward(backend, lane.device, job.rows)
         except LayaAppleError as error:  # reraise: through the Future of this request
             lane.finished(start_ns, time.monotonic_ns(), error)
             return

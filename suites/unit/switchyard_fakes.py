@@ -125,7 +125,7 @@ class FakeLaya:
     def info(self) -> dict[str, Any]:
         return self.behaviour.info
 
-    def close(self) -> None:
+    def close(self, timeout: float) -> None:
         self.closed = True
 
 

@@ -78,7 +78,8 @@ def test_the_registered_artifact_holds_manifest_and_model_and_nothing_else(built
     assert data["placement"]["probe"]["verdict"] == "PLACED"
     assert data["placement"]["transitions"] == 0
     assert set(data["timings"]) == {
-        f"{step}_ms" for step in ("graph", "layout", "convert", "compile", "plan", "load", "parity", "probe")
+        f"{step}_ms"
+        for step in ("reference", "graph", "layout", "convert", "compile", "plan", "load", "parity", "probe")
     }
     root = built.cache / "virtual-mac" / "artifacts"
     revision = built.checkpoint.spec.revision[:12]

@@ -14,8 +14,19 @@ def test_the_commands_options_and_defaults() -> None:
         11, 60, None, False, False, None,
     )  # fmt: skip
     args = build_parser().parse_args(
-        ["switchyard", "--seed", "12", "--duration", "6", "--out", "x", "--no-open", "--setup-ane"]
-        + ["--replay", "y"]
+        [
+            "switchyard",
+            "--seed",
+            "12",
+            "--duration",
+            "6",
+            "--out",
+            "x",
+            "--no-open",
+            "--setup-ane",
+            "--replay",
+            "y",
+        ]
     )
     assert (args.seed, args.duration, str(args.out), args.no_open, args.setup_ane, str(args.replay)) == (
         12, 6, "x", True, True, "y",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -347,8 +348,10 @@ def damaged(folder: Path, change: str) -> None:
         ("bad", "does not match its schema at rounds"),
     ],
 )
-def test_what_no_run_wrote_is_refused(tmp_path: Path, change: str, message: str) -> None:
-    Stage().run(tmp_path)
+def test_what_no_run_wrote_is_refused(
+    tmp_path: Path, change: str, message: str, comparison: tuple[run.Outcome, Path]
+) -> None:
+    shutil.copytree(comparison[1], tmp_path, dirs_exist_ok=True)
     damaged(tmp_path, change)
     with pytest.raises(result.ResultUnreadable, match=re.escape(message)):
         result.read(tmp_path)

@@ -15,8 +15,7 @@
   const $ = (id) => document.getElementById(id);
   const element = (tag, properties = {}, ...children) => {
     const made = Object.assign(document.createElement(tag), properties);
-    made.append(...children);
-    return made;
+    return made.append(...children), made;
   };
   /** How many values of an ascending array are at or below x. */
   const countTo = (ascending, x) => {
@@ -99,8 +98,7 @@
   function place(way, fraction) {
     const { points, along } = way;
     const target = along[along.length - 1] * fraction;
-    let i = 1;
-    while (i < points.length - 1 && along[i] < target) i++;
+    const i = Math.max(1, along.findIndex((length) => length >= target));
     const part = (target - along[i - 1]) / (along[i] - along[i - 1] || 1);
     const [x0, y0] = points[i - 1], [x1, y1] = points[i];
     return [x0 + (x1 - x0) * part, y0 + (y1 - y0) * part, Math.atan2(y1 - y0, x1 - x0)];
@@ -109,19 +107,14 @@
   /** A train with its nose to the right. Square nose: GPU. Pointed nose: Neural Engine. */
   function drawTrain(pen, x, y, angle, look, size) {
     const { length, height } = size, half = height / 2, nose = Math.min(6, length * 0.4);
-    pen.save();
-    pen.translate(x, y);
-    pen.rotate(angle);
-    pen.beginPath();
-    pen.rect(-length / 2, -half, length - nose + 0.5, height);
+    pen.save(); pen.translate(x, y); pen.rotate(angle);
     pen.fillStyle = look.body;
-    pen.fill();
+    pen.fillRect(-length / 2, -half, length - nose + 0.5, height);
     pen.beginPath();
     if (look.device === "ane") {
       pen.moveTo(length / 2 - nose, -half); pen.lineTo(length / 2, 0); pen.lineTo(length / 2 - nose, half);
     } else pen.rect(length / 2 - nose, -half, nose, height);
-    pen.fillStyle = look.nose;
-    pen.fill();
+    pen.fillStyle = look.nose; pen.fill();
     if (look.mark) {
       pen.rotate(-angle);
       pen.fillStyle = "#14080a";
@@ -141,9 +134,8 @@
     return { device, body, nose: gone ? COLOURS[train.device] : body, mark };
   }
 
-  function drawTracks(pen, g, width) {
-    pen.lineWidth = 2;
-    pen.strokeStyle = COLOURS.rail;
+  function drawTracks(pen, g) {
+    Object.assign(pen, { lineWidth: 2, strokeStyle: COLOURS.rail });
     pen.beginPath();
     for (const way of Object.values(g.ways)) {
       way.points.forEach(([x, y], i) => (i ? pen.lineTo(x, y) : pen.moveTo(x, y)));
@@ -167,8 +159,7 @@
   function drawSignal(pen, g, line, state) {
     const x = g.signalX, y = g.lineY(line) - (g.small ? 10 : 13), radius = g.small ? 3.5 : 4.5;
     if (state.device) {
-      pen.lineWidth = 2.5;
-      pen.strokeStyle = COLOURS[state.device];
+      Object.assign(pen, { lineWidth: 2.5, strokeStyle: COLOURS[state.device] });
       pen.setLineDash(state.device === "ane" ? [3, 2] : []);
       pen.beginPath(); pen.arc(x, y, radius + 3, 0, 7); pen.stroke(); pen.setLineDash([]);
     }
@@ -236,10 +227,9 @@
     if (!view.geometry || view.geometry.width !== width || view.geometry.height !== height) {
       view.geometry = { ...geometry(width, height), width, height };
     }
-    const g = view.geometry;
-    drawTracks(pen, g, width);
-    for (let line = 1; line <= LINES; line++) drawLine(pen, g, view.round, line, now);
-    drawRunning(pen, g, view.round, now);
+    drawTracks(pen, view.geometry);
+    for (let line = 1; line <= LINES; line++) drawLine(pen, view.geometry, view.round, line, now);
+    drawRunning(pen, view.geometry, view.round, now);
   }
 
   /** Every train's latency by arrival. Dots are on time, red strokes late; what lies ahead is dim. */
@@ -278,7 +268,7 @@
       list.append(element("li", { className: name }, counts[name], element("span", { textContent: label })));
     }
     const devices = {};
-    const rows = element("dl", { className: "devices" });
+    const rows = element("dl", { className: "devices" }), trains = round.trains.length;
     for (const name of round.devices.ane.used.length ? ["gpu", "ane"] : ["gpu"]) {
       devices[name] = element("dd");
       rows.append(element("div", { className: name }, element("dt", { textContent: name.toUpperCase() }), devices[name]));
@@ -288,8 +278,8 @@
     yard.setAttribute("aria-label", `${LABELS[round.config]}: six lines, three platforms, trains waiting at the signals`);
     strip.setAttribute("aria-hidden", "true");
     strip.addEventListener("click", (event) => seek((event.offsetX / strip.clientWidth) * endMs));
-    const heading = element("h2", { textContent: LABELS[round.config] },
-      element("small", { textContent: `${round.trains.length} trains, deadline ${round.deadline_ms} ms` }));
+    const note = element("small", { textContent: `${trains} trains, deadline ${round.deadline_ms} ms` });
+    const heading = element("h2", { textContent: LABELS[round.config] }, note);
     $("panels").append(element("section", { className: "panel" }, heading, list, yard, strip, rows));
     return { round, counts, devices, yard, strip, geometry: null };
   }
@@ -308,17 +298,15 @@
 
   // ---- playback ------------------------------------------------------------------------------------
   let now = 0, playing = false, last = null, lastDrawn = -Infinity;
-  const speed = $("speed"), scrub = $("scrub"), play = $("play");
+  const speed = $("speed"), scrub = $("scrub"), play = $("play"), views = rounds.map(panel);
   scrub.max = Math.ceil(endMs);
-  const views = rounds.map(panel);
   $("panels").classList.toggle("two", views.length > 1);
 
   function draw() {
     for (const view of views) { drawYard(view, now); drawStrip(view, now); say(view, now); }
     scrub.value = now;
-    const text = `${(now / 1000).toFixed(3)} s`;
-    $("clock").textContent = text;
-    scrub.setAttribute("aria-valuetext", text);
+    $("clock").textContent = `${(now / 1000).toFixed(3)} s`;
+    scrub.setAttribute("aria-valuetext", $("clock").textContent);
   }
   function setPlaying(on) {
     if (on && now >= endMs) now = 0;
@@ -375,7 +363,8 @@
         if (note) cell.append(element("small", { textContent: note(summary, game, config) }));
         return cell;
       });
-      body.append(element("tr", { className: key === "late" ? "lead" : "" }, element("th", { textContent: label, scope: "row" }), ...cells));
+      const head = element("th", { textContent: label, scope: "row" });
+      body.append(element("tr", { className: key === "late" ? "lead" : "" }, head, ...cells));
     };
     const interval = (config) => {
       const found = result.statistics && result.statistics.configs[config].late_rate.interval;
@@ -455,8 +444,5 @@
   $("subtitle").textContent = `${result.workload.id} · ${result.model.name} · ${result.machine.platform.soc}`;
   legend();
   if (rounds.length) resultCard();
-  aneNotice();
-  about();
-  draw();
-  setPlaying(!reduced);
+  aneNotice(); about(); draw(); setPlaying(!reduced);
 })();
