@@ -79,7 +79,7 @@ class Laya:
 
         ``device``: ``gpu`` is MLX on the GPU, ``ane`` the validated Core ML artifact on the Neural Engine,
         each or an error; ``auto`` chooses between the two before each request; ``cpu`` is MLX on the CPU,
-        never chosen by auto. ``dtype`` (``float16`` or ``float32``) is MLX's; the Neural Engine is float16 only.
+        never chosen by auto. ``dtype`` (``float16`` or ``float32``) is MLX's; the Neural Engine is float16.
 
         ``execution="inline"`` runs on the caller's thread. ``"workers"`` gives each device a queue: MLX in a
         worker process, the Neural Engine on a thread or in a process (``ane_placement``; ``auto`` takes the

@@ -127,6 +127,7 @@ class ProcessTransport:
         self._sock: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._loaded = False
+        self._fault = ""
         self.load_warnings: list[tuple[str, str]] = []
         """(category name, message) of the runtime's own warnings at load, for the parent to issue again."""
 
@@ -168,8 +169,14 @@ class ProcessTransport:
 
     def send(self, job: Job) -> None:
         assert self._sock is not None
-        self._sock.sendall(job.frame)
-        job.frame = b""
+        frame, job.frame = job.frame, b""
+        try:
+            self._sock.sendall(frame)
+        except BlockingIOError:  # reraise: by the reader thread, which sees the worker end
+            self._fault = f"did not read a request within {self._send_timeout_s:g} s"
+            self.abandon()
+        except OSError:  # reraise: by the reader thread, which sees the worker end
+            self.abandon()
 
     def abandon(self) -> None:
         """Kill the worker; its reader thread then sees the socket end."""
@@ -226,11 +233,19 @@ class ProcessTransport:
         except subprocess.TimeoutExpired:  # closed: it let go of the socket but lives on, so it is ended
             self._process.kill()
             code = self._process.wait()
+        how = f"exited with {code}"
         if code < 0:
-            with contextlib.suppress(ValueError):
-                how = f"killed by {signal.Signals(-code).name}"
-                return f"the {device} worker (process {self._process.pid}) was {how}; load the model again"
-        return f"the {device} worker (process {self._process.pid}) exited with {code}; load the model again"
+            how = f"was killed by {_signal_name(-code)}"
+        if self._fault:
+            how = self._fault
+        return f"the {device} worker (process {self._process.pid}) {how}; load the model again"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # closed: a signal without a name is shown by its number
+        return f"signal {number}"
 
 
 def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:

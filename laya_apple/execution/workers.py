@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from laya_apple import routing
@@ -91,6 +91,12 @@ class Workers:
         self._lanes: dict[str, Lane] = {}
         self._infos: dict[str, BackendInfo] = {}
         self._stop = threading.Event()
+        self._watchdog = threading.Thread(
+            target=_watch,
+            args=(self._lanes, self._stop, options.request_timeout),
+            name="laya-watchdog",
+            daemon=True,
+        )
         self._ane_up = threading.Event()
         self._pending_warning: str | None = None
         self.ane_error: str | None = None
@@ -109,12 +115,7 @@ class Workers:
         except BaseException:  # reraise: no worker outlives a failed load
             self.close(0.0)
             raise
-        threading.Thread(
-            target=_watch,
-            args=(tuple(self._lanes.values()), self._stop, options.request_timeout),
-            name="laya-watchdog",
-            daemon=True,
-        ).start()
+        self._watchdog.start()
 
     # Loading
 
@@ -188,14 +189,19 @@ class Workers:
 
     def _notice_dead_ane(self) -> None:
         """Under auto, leave a Neural Engine that died, with one warning on a caller's thread."""
-        lane = self._lanes.get("ane")
-        dead = lane.dead if lane is not None and self._options.device == "auto" else None
-        if dead is not None and self.ane_error is None and not self._stop.is_set():
-            self._lose_ane(dead)
         with self._route_lock:
+            self._check_ane()
             message, self._pending_warning = self._pending_warning, None
         if message is not None:
             warn_caller(message)
+
+    def _check_ane(self) -> None:
+        """Route lock held."""
+        lane = self._lanes.get("ane")
+        if lane is None or lane.dead is None or self._options.device != "auto":
+            return
+        if self.ane_error is None and not self._stop.is_set():
+            self._lose_ane(lane.dead)
 
     # Requests
 
@@ -213,6 +219,7 @@ class Workers:
         self._notice_dead_ane()
         # One request at a time from snapshot to queue, so that each sees the ones before it.
         with self._route_lock:
+            self._check_ane()
             gpu, ane = self._snapshot("gpu"), self._snapshot("ane")
             decision = self._decide(prepared, gpu, ane)
             lane = self._lanes.get(decision.target)
@@ -366,11 +373,13 @@ class Workers:
         finally:
             self._stop.set()
             self._ane_up.set()
+            if self._watchdog.is_alive():
+                self._watchdog.join(1.0)
 
 
-def _watch(lanes: Sequence[Lane], stop: threading.Event, timeout_s: float) -> None:
+def _watch(lanes: Mapping[str, Lane], stop: threading.Event, timeout_s: float) -> None:
     while not stop.wait(min(max(timeout_s / 10, 0.01), 1.0)):
-        for lane in lanes:
+        for lane in lanes.values():
             lane.check_timeout()
 
 
