@@ -23,10 +23,8 @@ DECLARED_ANE_MS = 20.0
 CHECKPOINTS = [found for found in parity_checkpoints() if found.path.exists()]
 
 
-@pytest.fixture(params=CHECKPOINTS, ids=lambda found: found.name, scope="module")
-def fixture(request: pytest.FixtureRequest) -> ParityCheckpoint:
-    found: ParityCheckpoint = request.param
-    return found
+every_checkpoint = pytest.mark.parametrize("fixture", CHECKPOINTS, ids=lambda found: found.name)
+two_checkpoints = pytest.mark.parametrize("fixture", CHECKPOINTS[:2], ids=lambda found: found.name)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +75,14 @@ def check(fixture: ParityCheckpoint, mac: VirtualMac, buckets: tuple[int, ...]) 
     assert report.passed, report.to_dict()
 
 
+@two_checkpoints
 @pytest.mark.laya_parity(model="fixtures", device="ane", dtype="float16")
 @pytest.mark.filterwarnings("ignore:rl_agent_config.json holds temperatures:RuntimeWarning")
 def test_the_smallest_bucket(fixture: ParityCheckpoint, mac: VirtualMac) -> None:
     check(fixture, mac, fixture.open().spec.ane_buckets[:1])
 
 
+@every_checkpoint
 @pytest.mark.laya_slow
 @pytest.mark.laya_parity(model="fixtures", device="ane", dtype="float16")
 @pytest.mark.filterwarnings("ignore:rl_agent_config.json holds temperatures:RuntimeWarning")
