@@ -54,8 +54,6 @@ def test_members_carry_no_owner_and_no_time(importing: Importing) -> None:
 
 
 def test_nothing_is_left_of_an_unfinished_archive(importing: Importing, tmp_path: Path) -> None:
-    importing: Importing, tmp_path: Path
-) -> None:
     folder = _unpacked(importing.archive, tmp_path / "out")
     (folder / "model.mlmodelc" / "model.mil").unlink()
     (folder / "model.mlmodelc" / "model.mil").symlink_to("nowhere")
