@@ -65,9 +65,14 @@ def load_verified(
     """
     platform = platform or current_platform()
     require_coremltools(platform)
+<<<<<<< HEAD
+    check = _Check(spec, bucket, compute_units, platform)
+=======
     check = Check(spec, bucket, compute_units, platform)
     manifest = check.declared()
+>>>>>>> wave2/transfer
     try:
+        manifest = check.declared()
         key = check.key(manifest)
         stamped = not full and stamps.is_stamped(check.locations, spec, bucket, key)
         if not stamped:
@@ -81,6 +86,8 @@ def load_verified(
         raise ArtifactMissingError(
             check.message(f"{error.filename} disappeared while it was read")
         ) from error
+    except OSError as error:  # reraise: the files are there, but cannot be read
+        raise ArtifactError(check.message(f"the artifact cannot be read: {error}")) from error
     except ArtifactError as error:  # reraise: with the mend
         if check.mend in str(error):
             raise
@@ -239,24 +246,22 @@ class Check:
         if not self.registered:
             raise ArtifactIntegrityError(self.message(f"{what}; nothing was registered")) from cause
         where = quarantine(self.locations, self.spec, self.bucket, what)
-        moved = f"the artifact was moved to {where}" if where else "another process has moved it already"
+        moved = f"the artifact was moved to {where}" if where else f"{self.directory} could not be moved away"
         raise ArtifactIntegrityError(self.message(f"{what}; {moved}")) from cause
 
 
 def quarantine(locations: Locations, spec: ModelSpec, bucket: int, reason: str) -> Path | None:
-    """Move a corrupt artifact out of its place, with a note; None when it is no longer there."""
+    """Move a corrupt artifact out of its place, with a note; None when it is gone or cannot be moved."""
     source = locations.artifact(spec, bucket)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     target = locations.quarantine / f"{slug(spec, bucket)}-{stamp}-{uuid.uuid4().hex[:8]}"
-    target.parent.mkdir(parents=True, exist_ok=True)
+    note = f"{reason}\nmoved from {source} at {stamp}\nrebuild it with: {build_command(spec, bucket)}\n"
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(source, target)
-    except FileNotFoundError:  # closed: nothing is left in place, which is what this is for
-        return None
-    (target / NOTE_FILE).write_text(
-        f"{reason}\nmoved from {source} at {stamp}\nrebuild it with: {build_command(spec, bucket)}\n",
-        encoding="utf-8",
-    )
+        (target / NOTE_FILE).write_text(note, encoding="utf-8")
+    except OSError:  # closed: the artifact is refused all the same, and the message says where it is
+        return target if target.exists() else None
     return target
 
 

@@ -14,7 +14,14 @@ from collections.abc import Sequence
 from laya_apple import __version__
 from laya_apple.errors import LayaAppleError
 
-COMMANDS: tuple[str, ...] = ("predict", "switchyard", "info", "download", "artifacts")
+COMMANDS: tuple[str, ...] = (
+    "predict",
+    "benchmark",
+    "switchyard",
+    "info",
+    "download",
+    "artifacts",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

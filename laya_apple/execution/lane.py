@@ -64,6 +64,11 @@ class Job:
         self.queue_enter_ns = self.sent_ns = self.dispatch_ns = 0
         self.cancelled = False
 
+    @property
+    def prepare_ms(self) -> float:
+        """How long the caller's thread took to prepare the rows."""
+        return 0.0
+
     def complete(
         self, outputs: list[RowOutput], service_start_ns: int, service_end_ns: int, received_ns: int
     ) -> Any:
@@ -72,7 +77,10 @@ class Job:
 
 
 class Transport(Protocol):
-    """Carries jobs to a backend and reports to the lane from a thread of its own."""
+    """Carries jobs to a backend and reports to the lane from a thread of its own.
+
+    ``send`` does not raise: a backend that cannot be reached is reported as dead, like any other death.
+    """
 
     depth: int
     """Jobs that may be sent and not yet answered."""
@@ -125,7 +133,7 @@ class Lane:
     def last_active_ns(self) -> int | None:
         """None while a job is queued or running, else when the last one ended (0 before the first)."""
         with self._lock:
-            return None if self._queued or self._sent else self._free_ns
+            return None if self._queued or self._sent or self._completing else self._free_ns
 
     def start(self) -> None:
         """Begin loading; ``transport.ready`` tells when it is done."""
@@ -146,9 +154,7 @@ class Lane:
             job.queue_enter_ns = time.monotonic_ns()
             self._queued.append(job)
             self._waiting_ms += job.estimate_ms
-            broken = self._pump()
-        if broken is not None:
-            self.die(broken)
+            self._pump()
 
     def snapshot(self) -> QueueSnapshot:
         """Estimates of the jobs that wait plus the running one's remainder."""
@@ -171,9 +177,7 @@ class Lane:
             self._completing += 1
             if self._sent:
                 self._dispatch(self._sent[0], max(self._sent[0].sent_ns, end_ns))
-            broken = self._pump()
-        if broken is not None:
-            self.die(broken)
+            self._pump()
         if not job.cancelled:
             _resolve(job, answer, start_ns, end_ns, received_ns)
         with self._lock:
@@ -217,7 +221,7 @@ class Lane:
                 if self._dead is None:
                     self._dead = BackendUnavailableError("this Laya is closed")
             _fail(failed, BackendUnavailableError("this Laya was closed before the request was answered"))
-            if failed:
+            if failed or not self.transport.ready.done():
                 self.transport.abandon()
             self.transport.stop(STOP_GRACE_S)
 
@@ -239,22 +243,18 @@ class Lane:
         if self._closing:
             raise BackendUnavailableError("this Laya is closed")
 
-    def _pump(self) -> BackendUnavailableError | None:
-        """Send while the transport has room. Lock held. Returns the error of a transport that broke."""
+    def _pump(self) -> None:
+        """Send while the transport has room. Lock held."""
         while self._queued and len(self._sent) < self.transport.depth:
             job = self._queued[0]
             if self._sent and not self.transport.accepts_behind_another(job):
-                return None
+                return
             self._queued.popleft()
             job.sent_ns = time.monotonic_ns()
             self._sent.append(job)
             if len(self._sent) == 1:
                 self._dispatch(job, job.sent_ns)
-            try:
-                self.transport.send(job)
-            except OSError as error:  # reraise: fails every job of this device
-                return BackendUnavailableError(f"the {self.device} worker cannot be reached: {error}")
-        return None
+            self.transport.send(job)
 
     def _dispatch(self, job: Job, at_ns: int) -> None:
         """The device is free for this job. Lock held."""

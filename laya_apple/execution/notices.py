@@ -11,12 +11,12 @@ PACKAGE_PREFIX = str(Path(__file__).resolve().parent.parent)
 
 def warn_caller(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn at the first frame outside this package."""
-    level = 2
-    frame = sys._getframe(1)
+    level = 1
+    frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE_PREFIX):
         level += 1
         frame = frame.f_back
-    warnings.warn(message, category, stacklevel=level - 1)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def warn_from_thread(message: str) -> None:

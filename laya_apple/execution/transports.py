@@ -23,6 +23,7 @@ from laya_apple.execution.loading import LoadRequest, load_backend, run_forward
 from laya_apple.platform import current_platform
 
 if TYPE_CHECKING:
+    from laya_apple.execution.adaptive import Adaptive
     from laya_apple.execution.lane import Job, Lane
 
 WORKER_MODULE = "laya_apple.execution.worker_main"
@@ -33,9 +34,10 @@ class ThreadTransport:
 
     depth = 1
 
-    def __init__(self, request: LoadRequest) -> None:
+    def __init__(self, request: LoadRequest, adaptive: Adaptive | None = None) -> None:
         self.ready: Future[BackendInfo] = Future()
         self._request = request
+        self._adaptive = adaptive
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._abandoned = False
@@ -78,6 +80,8 @@ class ThreadTransport:
     def _run(self, lane: Lane) -> None:
         try:
             backend = load_backend(self._request, current_platform())
+            if self._adaptive is not None:
+                self._adaptive.attach(backend)
             backend.warm()
         except BaseException as error:  # reraise: through the Future, to whoever loads
             self.ready.set_exception(error)
@@ -88,13 +92,17 @@ class ThreadTransport:
                 self._serve(lane, backend, job)
                 del job
         finally:
+            if self._adaptive is not None:
+                self._adaptive.close()
             backend.close()
 
-    @staticmethod
-    def _serve(lane: Lane, backend: Backend, job: Job) -> None:
+    def _serve(self, lane: Lane, backend: Backend, job: Job) -> None:
         start_ns = time.monotonic_ns()
         try:
-            outputs = run_forward(backend, lane.device, job.rows)
+            if self._adaptive is not None:
+                outputs = self._adaptive.run(backend, lane.device, job)
+            else:
+                outputs = run_forward(backend, lane.device, job.rows)
         except LayaAppleError as error:  # reraise: through the Future of this request
             lane.finished(start_ns, time.monotonic_ns(), error)
             return
@@ -119,6 +127,7 @@ class ProcessTransport:
         self._sock: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._loaded = False
+        self._fault = ""
         self.load_warnings: list[tuple[str, str]] = []
         """(category name, message) of the runtime's own warnings at load, for the parent to issue again."""
 
@@ -160,8 +169,14 @@ class ProcessTransport:
 
     def send(self, job: Job) -> None:
         assert self._sock is not None
-        self._sock.sendall(job.frame)
-        job.frame = b""
+        frame, job.frame = job.frame, b""
+        try:
+            self._sock.sendall(frame)
+        except BlockingIOError:  # reraise: by the reader thread, which sees the worker end
+            self._fault = f"did not read a request within {self._send_timeout_s:g} s"
+            self.abandon()
+        except OSError:  # reraise: by the reader thread, which sees the worker end
+            self.abandon()
 
     def abandon(self) -> None:
         """Kill the worker; its reader thread then sees the socket end."""
@@ -218,11 +233,19 @@ class ProcessTransport:
         except subprocess.TimeoutExpired:  # closed: it let go of the socket but lives on, so it is ended
             self._process.kill()
             code = self._process.wait()
+        how = f"exited with {code}"
         if code < 0:
-            with contextlib.suppress(ValueError):
-                how = f"killed by {signal.Signals(-code).name}"
-                return f"the {device} worker (process {self._process.pid}) was {how}; load the model again"
-        return f"the {device} worker (process {self._process.pid}) exited with {code}; load the model again"
+            how = f"was killed by {_signal_name(-code)}"
+        if self._fault:
+            how = self._fault
+        return f"the {device} worker (process {self._process.pid}) {how}; load the model again"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # closed: a signal without a name is shown by its number
+        return f"signal {number}"
 
 
 def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:

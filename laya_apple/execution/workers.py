@@ -6,13 +6,13 @@ import itertools
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from laya_apple import routing
 from laya_apple.backends.base import BackendInfo, RowOutput
 from laya_apple.errors import LayaAppleError
-from laya_apple.execution import engine, report
+from laya_apple.execution import adaptive, engine, report
 from laya_apple.execution.lane import Job, Lane
 from laya_apple.execution.loading import LoadRequest
 from laya_apple.execution.notices import warn_caller, warn_from_thread
@@ -59,6 +59,10 @@ class Request(Job):
     prepared_ns: int
     routed_ns: int
 
+    @property
+    def prepare_ms(self) -> float:
+        return (self.prepared_ns - self.submit_ns) / 1e6
+
     def complete(
         self, outputs: list[RowOutput], service_start_ns: int, service_end_ns: int, received_ns: int
     ) -> Result:
@@ -87,9 +91,16 @@ class Workers:
         self._lanes: dict[str, Lane] = {}
         self._infos: dict[str, BackendInfo] = {}
         self._stop = threading.Event()
+        self._watchdog = threading.Thread(
+            target=_watch,
+            args=(self._lanes, self._stop, options.request_timeout),
+            name="laya-watchdog",
+            daemon=True,
+        )
         self._ane_up = threading.Event()
         self._pending_warning: str | None = None
         self.ane_error: str | None = None
+        self._adaptive: adaptive.Adaptive | None = None
         self.prospect = engine.prospect(platform, checkpoint.spec)
         self._ane = AneState(self.prospect.unavailable, self.prospect.auto_buckets)
         wants_ane = options.device == "ane" or (options.device == "auto" and self._ane.unavailable is None)
@@ -99,15 +110,12 @@ class Workers:
             if wants_ane:
                 self._start("ane", checkpoint)
             self._await_lanes()
+            if options.ane_handoff is True:
+                adaptive.require(self._adaptive, self._ane_missing())
         except BaseException:  # reraise: no worker outlives a failed load
             self.close(0.0)
             raise
-        threading.Thread(
-            target=_watch,
-            args=(tuple(self._lanes.values()), self._stop, options.request_timeout),
-            name="laya-watchdog",
-            daemon=True,
-        ).start()
+        self._watchdog.start()
 
     # Loading
 
@@ -123,7 +131,8 @@ class Workers:
         )
         transport: ThreadTransport | ProcessTransport
         if device == "ane" and options.ane_host(checkpoint.spec.name) == "thread":
-            transport = ThreadTransport(request)
+            self._adaptive = adaptive.create(options, checkpoint.spec.name, self._lanes.get("gpu"))
+            transport = ThreadTransport(request, self._adaptive)
         else:
             transport = ProcessTransport(request, send_timeout_s=options.request_timeout)
         lane = Lane(
@@ -162,6 +171,7 @@ class Workers:
             _reissue(lane)
             self._infos["ane"] = info
             self._ane = AneState(None, auto_buckets, info.buckets)
+            adaptive.warn_unavailable(self._adaptive, on_caller=self._options.ane_startup == "wait")
         self._ane_up.set()
 
     def _lose_ane(self, error: BaseException) -> None:
@@ -179,14 +189,19 @@ class Workers:
 
     def _notice_dead_ane(self) -> None:
         """Under auto, leave a Neural Engine that died, with one warning on a caller's thread."""
-        lane = self._lanes.get("ane")
-        dead = lane.dead if lane is not None and self._options.device == "auto" else None
-        if dead is not None and self.ane_error is None and not self._stop.is_set():
-            self._lose_ane(dead)
         with self._route_lock:
+            self._check_ane()
             message, self._pending_warning = self._pending_warning, None
         if message is not None:
             warn_caller(message)
+
+    def _check_ane(self) -> None:
+        """Route lock held."""
+        lane = self._lanes.get("ane")
+        if lane is None or lane.dead is None or self._options.device != "auto":
+            return
+        if self.ane_error is None and not self._stop.is_set():
+            self._lose_ane(lane.dead)
 
     # Requests
 
@@ -204,6 +219,7 @@ class Workers:
         self._notice_dead_ane()
         # One request at a time from snapshot to queue, so that each sees the ones before it.
         with self._route_lock:
+            self._check_ane()
             gpu, ane = self._snapshot("gpu"), self._snapshot("ane")
             decision = self._decide(prepared, gpu, ane)
             lane = self._lanes.get(decision.target)
@@ -225,6 +241,8 @@ class Workers:
             request.gpu, request.ane = gpu, ane
             request.submit_ns, request.prepared_ns = submit_ns, prepared_ns
             request.routed_ns = time.monotonic_ns()
+            if self._adaptive is not None and lane.device == "gpu":
+                self._adaptive.gpu_request()
             lane.submit(request)
         return request
 
@@ -320,6 +338,14 @@ class Workers:
         found = {device: self._snapshot(device) for device in self._lanes}
         return {device: snapshot for device, snapshot in found.items() if snapshot is not None}
 
+    def handoff(self) -> dict[str, Any]:
+        """``info()["ane_handoff"]``."""
+        return adaptive.describe(self._options, self._spec.name, self._adaptive, self._ane_missing())
+
+    def _ane_missing(self) -> str | None:
+        """Why this auto instance's Neural Engine is not in use, or None where it is."""
+        return self.ane_error or (None if "ane" in self._infos else self._ane.unavailable)
+
     def ane_state(self) -> AneState:
         self._notice_dead_ane()
         return self._ane
@@ -347,11 +373,13 @@ class Workers:
         finally:
             self._stop.set()
             self._ane_up.set()
+            if self._watchdog.is_alive():
+                self._watchdog.join(1.0)
 
 
-def _watch(lanes: Sequence[Lane], stop: threading.Event, timeout_s: float) -> None:
+def _watch(lanes: Mapping[str, Lane], stop: threading.Event, timeout_s: float) -> None:
     while not stop.wait(min(max(timeout_s / 10, 0.01), 1.0)):
-        for lane in lanes:
+        for lane in lanes.values():
             lane.check_timeout()
 
 

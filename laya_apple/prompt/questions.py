@@ -57,28 +57,28 @@ def parse_questions(questions: object) -> tuple[Question, ...]:
 
 
 def _from_list(questions: list[object]) -> tuple[Question, ...]:
-    texts: list[str] = []
+    texts: dict[str, None] = {}
     for item in questions:
         if not isinstance(item, str) or not item.strip():
             raise InvalidRequestError(
-                f"questions holds {_shown(item)}; a list of questions holds non-blank strings only"
+                f"questions holds {shown(item)}; a list of questions holds non-blank strings only"
             )
         if item in texts:
-            raise InvalidRequestError(f"question {item!r} is asked twice; remove one")
-        texts.append(item)
+            raise InvalidRequestError(f"question {shown(item)} is asked twice; remove one")
+        texts[item] = None
     return tuple(_question(text, {"type": "noul", "instructions": text}) for text in texts)
 
 
 def _question(key: object, definition: object) -> Question:
     if not isinstance(key, str | int) or (isinstance(key, str) and not key.strip()):
         raise InvalidRequestError(
-            f"question id {_shown(key)} is refused; use a non-blank string or an integer"
+            f"question id {shown(key)} is refused; use a non-blank string or an integer"
         )
     if not isinstance(definition, dict):
         raise _refused(key, f"its definition is {_kind(definition)}; pass a dict with type and instructions")
     kind = definition.get("type")
     if not isinstance(kind, str) or kind not in QTYPES:
-        raise _refused(key, f"type is {_shown(kind)}; use 'choice', 'score' or 'noul'")
+        raise _refused(key, f"type is {shown(kind)}; use 'choice', 'score' or 'noul'")
     instructions = _instructions(key, definition.get("instructions"))
     if kind != "noul" and "labels" in definition:
         raise _refused(key, "labels belongs to noul questions; remove it")
@@ -103,7 +103,7 @@ def _instructions(key: QuestionId, value: object) -> str:
             raise _refused(key, f"instructions is blank; {mend}")
         return value
     if not isinstance(value, dict | list | int | float) or (isinstance(value, dict | list) and not value):
-        raise _refused(key, f"instructions is {_shown(value)}; {mend}")
+        raise _refused(key, f"instructions is {shown(value)}; {mend}")
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:  # reraise: names the question
@@ -113,22 +113,29 @@ def _instructions(key: QuestionId, value: object) -> str:
 def _choice(key: QuestionId, criteria: object) -> tuple[tuple[Label, ...], tuple[str, ...]]:
     mend = "pass a non-empty dict of label -> description, or a list of distinct labels"
     if not isinstance(criteria, dict | list) or not criteria:
-        raise _refused(key, f"criteria is {_shown(criteria)}; {mend}")
+        raise _refused(key, f"criteria is {shown(criteria)}; {mend}")
     for label in criteria:
         if not isinstance(label, str | int | float):
-            raise _refused(key, f"label {_shown(label)} is refused; a label is a string, number or boolean")
+            raise _refused(key, f"label {shown(label)} is refused; a label is a string, number or boolean")
     if isinstance(criteria, list):
         if len(set(criteria)) < len(criteria):
             raise _refused(key, "criteria names a label twice (1, 1.0 and True are one); make them distinct")
-        return tuple(criteria), tuple(str(label) for label in criteria)
+        return tuple(criteria), tuple(_label_text(key, label) for label in criteria)
     return tuple(criteria), tuple(
-        _described(key, str(label), description) for label, description in criteria.items()
+        _described(key, _label_text(key, label), description) for label, description in criteria.items()
     )
+
+
+def _label_text(key: QuestionId, label: object) -> str:
+    try:
+        return str(label)
+    except ValueError as error:  # reraise: an integer of thousands of digits; names the question
+        raise _refused(key, f"a label cannot be written as text: {error}; use a shorter label") from error
 
 
 def _score(key: QuestionId, criteria: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not isinstance(criteria, list) or not criteria:
-        raise _refused(key, f"criteria is {_shown(criteria)}; pass a non-empty list of level descriptions")
+        raise _refused(key, f"criteria is {shown(criteria)}; pass a non-empty list of level descriptions")
     if any(level is None for level in criteria):
         raise _refused(key, "criteria holds null; describe every level")
     legend = tuple(_text(key, level) for level in criteria)
@@ -140,11 +147,11 @@ def _noul(key: QuestionId, criteria: object, labels: object) -> tuple[tuple[str,
     if criteria is not None:
         mend = "leave it out, or pass a dict with the keys 'true' and 'false'"
         if not isinstance(criteria, dict):
-            raise _refused(key, f"criteria is {_shown(criteria)}; {mend}")
+            raise _refused(key, f"criteria is {shown(criteria)}; {mend}")
         for name, description in criteria.items():
             side = str(name).lower() if isinstance(name, str | bool) else None
             if side not in ("true", "false"):
-                raise _refused(key, f"criteria has the key {_shown(name)}; {mend}")
+                raise _refused(key, f"criteria has the key {shown(name)}; {mend}")
             descriptions[side] = description
     false_label, true_label = ("false", "true") if labels is None else _noul_labels(key, labels)
     texts = (
@@ -157,10 +164,10 @@ def _noul(key: QuestionId, criteria: object, labels: object) -> tuple[tuple[str,
 def _noul_labels(key: QuestionId, labels: object) -> tuple[str, str]:
     mend = "map exactly 'false' and 'true' to two distinct non-blank strings"
     if not isinstance(labels, dict) or set(labels) != {"false", "true"}:
-        raise _refused(key, f"labels is {_shown(labels)}; {mend}")
+        raise _refused(key, f"labels is {shown(labels)}; {mend}")
     for label in labels.values():
         if not isinstance(label, str) or not label.strip():
-            raise _refused(key, f"labels holds {_shown(label)}; {mend}")
+            raise _refused(key, f"labels holds {shown(label)}; {mend}")
     false_label, true_label = labels["false"].strip(), labels["true"].strip()
     if false_label == true_label:
         raise _refused(key, f"labels are both {true_label!r}; {mend}")
@@ -173,9 +180,7 @@ def _order(key: QuestionId, order: object, count: int) -> tuple[int, ...]:
         or any(isinstance(index, bool) or not isinstance(index, int) for index in order)
         or sorted(order) != list(range(count))
     ):
-        raise _refused(
-            key, f"option_order is {_shown(order)}; pass a permutation of range({count}) as a list"
-        )
+        raise _refused(key, f"option_order is {shown(order)}; pass a permutation of range({count}) as a list")
     return tuple(order)
 
 
@@ -197,14 +202,14 @@ def _text(key: QuestionId, value: object) -> str:
 
 
 def _refused(key: QuestionId, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"question {key!r}: {reason}")
+    return InvalidRequestError(f"question {shown(key)}: {reason}")
 
 
 def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A short repr that never fails."""
     try:
         text = repr(value)

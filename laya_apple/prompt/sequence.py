@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from laya_apple.errors import InvalidRequestError
-from laya_apple.prompt.questions import Question, parse_questions
+from laya_apple.prompt.questions import Question, parse_questions, shown
 from laya_apple.prompt.tokenizer import PIECE_CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _row(
         head = _piece(tokenizer, f"{question.type} question: {question.instructions}")
         options = [_piece(tokenizer, f" {text}")[:OPTION_TOKENS] for text in question.slot_texts]
     except InvalidRequestError as error:  # reraise: names the question
-        raise InvalidRequestError(f"question {question.id!r}: {error}") from error
+        raise InvalidRequestError(f"question {shown(question.id)}: {error}") from error
     budget = config.head_max_len - sum(map(len, options)) - len(options)
     if budget < MIN_BUDGET:
         # The marker counts as one of the option's tokens here.
@@ -110,7 +110,7 @@ def _row(
     ids.append(tokenizer.sep_id)
     if markers[-1] >= config.max_len:
         raise InvalidRequestError(
-            f"question {question.id!r}: its {len(options)} options need more than the model's "
+            f"question {shown(question.id)}: its {len(options)} options need more than the model's "
             f"{config.max_len} tokens; ask with fewer or shorter options"
         )
     room = max(0, config.max_len - 1 - len(ids))

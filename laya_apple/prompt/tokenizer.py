@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,6 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:  # reraise: only a lone surrogate gets here
             raise _not_unicode() from error
         return ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """``encode`` of each text. A plain loop: the library's batch call costs more below a dozen texts."""
-        return [self.encode(text) for text in texts]
 
     def _encode_piece(self, text: str) -> tuple[int, ...]:
         return tuple(self.encode(text))

@@ -256,6 +256,24 @@ def test_a_circular_description_is_refused() -> None:
         parse_questions(score(["a", circular]))
 
 
+@pytest.mark.parametrize(
+    "questions",
+    [
+        {10**5000: {"type": "noul"}},
+        {"q": {"type": "noul", "instructions": 10**5000}},
+        {"q": {"type": "noul", "instructions": [10**5000]}},
+        choice([10**5000]),
+        choice({10**5000: "x"}),
+        choice({"a": 10**5000}),
+        score([10**5000]),
+    ],
+)
+def test_an_integer_too_long_to_write_is_refused(questions: object) -> None:
+    # Python itself refuses to write out more than 4,300 digits.
+    with pytest.raises(InvalidRequestError, match=r"^question ('q'|a int): "):
+        parse_questions(questions)
+
+
 def test_a_long_value_is_shortened_in_the_message() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         parse_questions({"q": {"type": "x" * 1000}})

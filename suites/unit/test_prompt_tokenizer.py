@@ -36,7 +36,6 @@ def test_text_is_neither_padded_nor_cut_nor_framed(folder: Path) -> None:
     assert tokenizer.encode("") == []
     assert len(tokenizer.encode("abc")) == 3
     assert len(tokenizer.encode("ü" * 50)) == 100
-    assert tokenizer.encode_batch(["ab", "", "b"]) == [tokenizer.encode("ab"), [], tokenizer.encode("b")]
     assert tokenizer.encode_piece("ab") == tuple(tokenizer.encode("ab"))
 
 
