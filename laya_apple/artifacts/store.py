@@ -65,12 +65,7 @@ def load_verified(
     """
     platform = platform or current_platform()
     require_coremltools(platform)
-<<<<<<< HEAD
-    check = _Check(spec, bucket, compute_units, platform)
-=======
     check = Check(spec, bucket, compute_units, platform)
-    manifest = check.declared()
->>>>>>> wave2/transfer
     try:
         manifest = check.declared()
         key = check.key(manifest)

@@ -18,7 +18,11 @@ from laya_apple.artifacts.prune import PruneReport, prune
 from laya_apple.artifacts.recovery import PENDING_FILE, WITHHELD_FILE, Place
 from laya_apple.hashing import tree_hash
 
+pytestmark = [pytest.mark.usefixtures("embedded"), pytest.mark.filterwarnings("ignore:sys.executable")]
+
 HOUR_S = 3600.0
+PYTHON = sys.executable
+"""Taken before the fixtures take it away."""
 
 
 @pytest.fixture
@@ -28,14 +32,14 @@ def place(registered: Registered) -> Place:
 
 @pytest.fixture
 def exited_pid() -> int:
-    child = subprocess.Popen([sys.executable, "-c", ""])
+    child = subprocess.Popen([PYTHON, "-c", ""])
     child.wait()
     return child.pid
 
 
 @pytest.fixture
 def running_pid() -> Iterator[int]:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen([PYTHON, "-c", "input()"], stdin=subprocess.PIPE)
     yield child.pid
     child.communicate(b"\n")
 
