@@ -165,7 +165,7 @@ def build(folder: Path) -> Path:
     return cache
 
 
-class without_canary:  # noqa: N801 - reads as what it is in a with statement
+class without_canary:
     """As in an application that embeds Python: no subprocess is started, and one warning says so."""
 
     def __enter__(self) -> None:
@@ -213,7 +213,7 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 30.0) -
     raise AssertionError(f"never happened: {what}")
 
 
-class no_warnings(warnings.catch_warnings):  # type: ignore[type-arg] # noqa: N801
+class no_warnings(warnings.catch_warnings):  # type: ignore[type-arg]
     """Any warning is an error."""
 
     def __enter__(self) -> None:  # type: ignore[override]

@@ -133,7 +133,9 @@ def test_an_unreadable_stamp_means_full_verification(home: Home):
 def test_placement_probe_stops_explicit_ane(home: Home, arguments):
     home.slow()
     home.mac.fault("ane_compile_failed", bucket=64)
-    with pytest.raises(ComputeUnitMismatchError, match=r"L64: .*does not run on the Neural Engine .FELL_BACK"):
+    with pytest.raises(
+        ComputeUnitMismatchError, match=r"L64: .*does not run on the Neural Engine .FELL_BACK"
+    ):
         home.load("ane", **arguments)
     assert home.gpu_forwards() == 0
 
@@ -357,6 +359,8 @@ def test_offline_with_an_uncached_checkpoint_raises_and_never_downloads(
     else:
         if asked == "HF_HUB_OFFLINE":
             monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        with pytest.raises(BackendUnavailableError, match=r"forbids the network; run `laya-apple download laya`"):
+        with pytest.raises(
+            BackendUnavailableError, match=r"forbids the network; run `laya-apple download laya`"
+        ):
             Laya.from_pretrained("laya", "gpu", local_files_only=asked == "local_files_only")
     assert tried == []

@@ -34,7 +34,7 @@ from laya_apple.checkpoint import open_checkpoint
 from laya_apple.cli import main
 from laya_apple.platform import Platform
 from laya_apple.registry import resolve
-from laya_apple.routing.profiles import coremltools_version, load_profile, profile_path, save_profile
+from laya_apple.routing.profiles import coremltools_version, load_profile, profile_path
 
 # Row 24
 
@@ -57,10 +57,11 @@ def test_everything_from_the_virtual_mac_says_so(home: Home, device, execution):
 
 @pytest.mark.laya_audit(24)
 def test_the_command_line_says_so(home: Home, capsys):
-    question = json.dumps(CLEAR)
-    assert main(["predict", "--model", "laya-mini", "--device", "gpu", "--text", SHORT, "--questions", question]) == 0
-    out, err = capsys.readouterr()
-    assert "synthetic" in out + err
+    command = ["predict", "--model", "laya-mini", "--device", "gpu", SHORT, "--noul", "Is platform A clear?"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.endswith(", synthetic: a virtual machine\n")
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runtime"]["synthetic"] is True
 
 
 @pytest.mark.laya_audit(24)
@@ -146,7 +147,9 @@ def namesake(home: Home, tmp_path: Path) -> Path:
 def test_goldens_of_a_namesake_are_refused(home: Home, namesake):
     import laya_apple
 
-    shutil.copy(Path(laya_apple.__file__).parent / "data" / "goldens" / "laya-mini.json", namesake / "goldens.json")
+    shutil.copy(
+        Path(laya_apple.__file__).parent / "data" / "goldens" / "laya-mini.json", namesake / "goldens.json"
+    )
     with (
         without_canary(),
         pytest.raises(LayaAppleError, match="goldens of laya-mini were made from weights ce6040918f50"),

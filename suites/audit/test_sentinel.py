@@ -76,7 +76,9 @@ def test_a_probe_while_idle_decides(home: Home, arguments, evicted):
     verdict = "FELL_BACK" if evicted else "PLACED"
     assert (probe["verdict"], runtime.placement, runtime.device) == (verdict, verdict, "ane")
     told = [str(one.message) for one in caught if "laya-mini L64" in str(one.message)]
-    assert [("SUSPECT" in one, "FELL_BACK" in one) for one in told] == [(True, False)] + [(False, True)] * evicted
+    assert [("SUSPECT" in one, "FELL_BACK" in one) for one in told] == [(True, False)] + [
+        (False, True)
+    ] * evicted
     assert laya.info()["ane_sentinel"][64]["verdict"] == ("FELL_BACK" if evicted else "LEARNING")
 
 
@@ -95,7 +97,9 @@ def test_without_the_option_nothing_is_probed_again(home: Home):
 
 @pytest.mark.laya_audit(27)
 def test_a_probe_while_idle_needs_the_engine_in_this_process(home: Home):
-    with pytest.raises(ValueError, match="ane_reprobe=True needs the Neural Engine of laya-mini in this process"):
+    with pytest.raises(
+        ValueError, match="ane_reprobe=True needs the Neural Engine of laya-mini in this process"
+    ):
         home.load("ane", ane_reprobe=True, execution="workers", ane_placement="process")
 
 
