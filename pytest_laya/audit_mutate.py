@@ -30,7 +30,7 @@ PREBUILT_VARIABLE = "LAYA_AUDIT_PREBUILT"
 
 
 class AnchorError(Exception):
-    """A mutation's snippet is not in its function exactly once: the code has moved on, the mutation must too."""
+    """A mutation's snippet is not in its function exactly once: the code has moved on, so must it."""
 
 
 @dataclass(frozen=True)

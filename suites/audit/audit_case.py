@@ -99,7 +99,7 @@ class Home:
         return self.locations.model(self.spec, bucket)
 
     def own(self, bucket: int = 64) -> Path:
-        """Put a copy in the place of the linked artifact: files that may be changed, which no stamp covers."""
+        """Put a copy in the place of the linked artifact: its files may be changed; no stamp covers it."""
         place = self.artifact(bucket)
         copy = place.with_name(place.name + ".copy")
         shutil.copytree(place, copy)

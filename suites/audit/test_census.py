@@ -1,4 +1,4 @@
-"""The censuses: who catches exceptions, who names devices and compute units; and that they find what is new."""
+"""The censuses: who catches exceptions, who names devices; and that they find what is new."""
 
 import ast
 import re

@@ -27,7 +27,7 @@ from laya_apple import (
     BackendUnavailableError,
     LayaAppleError,
 )
-from laya_apple.artifacts.build import build_artifact
+from laya_apple.artifacts.build import build_artifact, goldens_path
 from laya_apple.artifacts.locations import Locations
 from laya_apple.artifacts.store import load_verified
 from laya_apple.checkpoint import open_checkpoint
@@ -145,11 +145,7 @@ def namesake(home: Home, tmp_path: Path) -> Path:
 
 @pytest.mark.laya_audit(26)
 def test_goldens_of_a_namesake_are_refused(home: Home, namesake):
-    import laya_apple
-
-    shutil.copy(
-        Path(laya_apple.__file__).parent / "data" / "goldens" / "laya-mini.json", namesake / "goldens.json"
-    )
+    shutil.copy(goldens_path(home.spec), namesake / "goldens.json")
     with (
         without_canary(),
         pytest.raises(LayaAppleError, match="goldens of laya-mini were made from weights ce6040918f50"),
@@ -205,7 +201,7 @@ def test_an_artifact_of_another_revision_is_refused(home: Home):
 def test_a_model_that_kills_its_process_at_load_kills_the_canary_alone(home: Home, arguments):
     home.own(64)
     home.mac.fault("load_kills", bucket=64)
-    with pytest.raises(ArtifactError, match="L64: loading .* killed its subprocess with SIGKILL"):
+    with pytest.raises(ArtifactError, match=r"L64: loading .* killed its subprocess with SIGKILL"):
         home.load("ane", **arguments)
     died = [one["pid"] for one in home.mac.events("fault")]
     assert len(died) == 1
