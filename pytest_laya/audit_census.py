@@ -24,8 +24,16 @@ KINDS: Mapping[str, frozenset[str]] = {
     "device": frozenset({"auto", "gpu", "ane", "cpu", "mlx", "coreml"}),
     "precision": frozenset({"float16", "float32", "fp16"}),
 }
-_BUCKET_NAMES = re.compile(
-    r"^(?:fitting_bucket|previous_bucket|row_buckets|buckets_of|_BUCKETS|ane_buckets|auto_buckets)$"
+_BUCKET_NAMES = frozenset(
+    {
+        "fitting_bucket",
+        "previous_bucket",
+        "row_buckets",
+        "buckets_of",
+        "_BUCKETS",
+        "ane_buckets",
+        "auto_buckets",
+    }
 )
 
 
