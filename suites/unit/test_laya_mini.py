@@ -26,7 +26,7 @@ SPEC = resolve("laya-mini")
 LONGEST_TRAIN = 64
 MARGIN = 0.3
 FLOOR = 0.85
-"""Share of ticket questions answered rightly; what the checkpoint reaches is in fixtures/laya_mini/README.md."""
+"""Share of ticket questions answered rightly. fixtures/laya_mini/README.md says what is reached."""
 BATCH = 48
 
 
