@@ -26,7 +26,7 @@ from pytest_laya.virtual_mac.control import VirtualMac
 TWO_LAYERS = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
 ONE_HEAD = {"head_layers": 1}
 STEADY = {"gpu_ms": {"1": {"64": 1.0}}, "ane_ms": {"64": 12.0, "96": 12.0, "128": 12.0}}
-"""The probe compares 12 ms with 30 ms: all five predictions must be 12 ms late before a busy host fails it."""
+"""12 ms against 30 ms in the probe: a busy host fails it only when all five predictions are 12 ms late."""
 SMALL = {"temperature": [1.5, 1.5, 1.5], "temperature_by_options": {}}
 
 
