@@ -20,7 +20,7 @@ from laya_apple.config import (
     read_encoder_config,
 )
 from laya_apple.errors import UnsupportedModelError
-from laya_apple.hashing import file_sha256
+from laya_apple.hashing import file_sha256, tree_hash
 from laya_apple.platform import Platform, current_platform
 from laya_apple.registry import ModelSpec, resolve
 from laya_apple.weights import check_weights, expected_shapes, read_weights
@@ -64,28 +64,31 @@ def open_checkpoint(
     spec = model_id if isinstance(model_id, ModelSpec) else resolve(model_id)
     if spec.path is not None:
         path = spec.path
-        if spec.embedded:
-            _check_embedded(spec)
     else:
         path = hub.snapshot(spec, platform or current_platform(), local_files_only=local_files_only)
-    for name in CHECKPOINT_FILES:
-        if not (path / name).is_file():
-            raise UnsupportedModelError(f"{path / name} is missing; {_mend(spec)}")
+    missing = [name for name in CHECKPOINT_FILES if not (path / name).is_file()]
+    if missing:
+        raise UnsupportedModelError(f"{path / missing[0]} is missing; {_mend(spec)}")
+    if spec.embedded:
+        _check_embedded(spec, path)
     config = read_agent_config(path)
     encoder = read_encoder_config(path)
     check_weights(path / WEIGHTS_FILE, expected_shapes(config, encoder))
     return Checkpoint(spec=spec, path=path, config=config, encoder=encoder)
 
 
-def _check_embedded(spec: ModelSpec) -> None:
-    assert spec.path is not None
-    weights = spec.path / WEIGHTS_FILE
-    if not weights.is_file():
-        raise UnsupportedModelError(f"{weights} is missing; {_mend(spec)}")
+def _check_embedded(spec: ModelSpec, path: Path) -> None:
+    weights = path / WEIGHTS_FILE
     actual = file_sha256(weights)
     if actual != spec.weights_sha256:
         raise UnsupportedModelError(
             f"{weights} hashes to {actual[:12]}…, not to the pinned {spec.weights_sha256[:12]}…; "
+            + _mend(spec)
+        )
+    revision = tree_hash(path, CHECKPOINT_FILES)[:40]
+    if revision != spec.revision:
+        raise UnsupportedModelError(
+            f"the files in {path} are of revision {revision[:12]}, not the pinned {spec.revision[:12]}; "
             + _mend(spec)
         )
 

@@ -58,8 +58,8 @@ def snapshot(spec: ModelSpec, platform: Platform, *, local_files_only: bool = Fa
         if local_files_only or offline():
             asked = "local_files_only=True" if local_files_only else "HF_HUB_OFFLINE"
             raise BackendUnavailableError(
-                f"{spec.name} is not in the cache ({hub_cache()}) and {asked} forbids the network; run "
-                f"`laya-apple download {spec.name}` on a machine with network access first"
+                f"{spec.name} is not complete in the cache ({hub_cache()}) and {asked} forbids the network; "
+                f"run `laya-apple download {spec.name}` on a machine with network access first"
             )
         folder = _fetch(spec, force=False)
     verify(spec, folder, platform)

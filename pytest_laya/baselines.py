@@ -49,9 +49,9 @@ def judge(folder: Path, runs: Iterable[Fact], allow_synthetic: bool) -> list[Ver
     result, records = read(folder)
     earlier = {metric.name: metric for metric in of_result(result, records)}
     found = []
-    ran = list(runs)
+    ran = [run for run in runs if not run.data["replayed"] and run.data["folder"] is not None]
     if not ran:
-        return [Verdict(GROUP, "switchyard", "UNKNOWN", "no Switchyard round ran in this session")]
+        return [Verdict(GROUP, "switchyard", "UNKNOWN", "no Switchyard round finished in this session")]
     for run in ran:
         now_result, now_records = _read_now(run)
         now = {

@@ -80,7 +80,7 @@ def debrief(session: LayaSession, node: Any) -> None:
     output = getattr(node, "workeroutput", {}).get(KEY)
     if not output:
         return
-    session.facts.extend(Fact(**fields) for fields in json.loads(output["facts"]))
+    session.facts.extend(session.brought_home(Fact(**fields)) for fields in json.loads(output["facts"]))
     if output["platform"]:
         session.machines[node.gateway.id] = json.loads(output["platform"])
     for name, text in output["files"].items():

@@ -58,12 +58,16 @@ FIXTURES = frozenset(
 def register(config: pytest.Config) -> None:
     """Make the markers known to pytest, with their signatures in ``--markers``."""
     for function, meaning in _MARKERS.items():
-        parameters = ", ".join(
-            f"*{name}" if parameter.kind is parameter.VAR_POSITIONAL else name
-            for name, parameter in SIGNATURES[function.__name__].parameters.items()
-        )
-        signature = f"{function.__name__}({parameters})" if parameters else function.__name__
-        config.addinivalue_line("markers", f"{signature}: {meaning}")
+        config.addinivalue_line("markers", f"{spelled(function.__name__)}: {meaning}")
+
+
+def spelled(name: str) -> str:
+    """The marker with the names of its arguments, as ``laya_audit(row, *rows)``."""
+    parameters = ", ".join(
+        f"*{argument}" if parameter.kind is parameter.VAR_POSITIONAL else argument
+        for argument, parameter in SIGNATURES[name].parameters.items()
+    )
+    return f"{name}({parameters})" if parameters else name
 
 
 def check(items: Iterable[pytest.Item]) -> None:
@@ -87,7 +91,7 @@ def _problem(mark: pytest.Mark) -> str | None:
     try:
         bound = signature.bind(*mark.args, **mark.kwargs)
     except TypeError as error:
-        return f"marker {mark.name}{signature}: {error}"
+        return f"marker {spelled(mark.name) if signature.parameters else mark.name + '()'}: {error}"
     if mark.name == "laya_round" and bound.arguments["config"] not in ROUND_CONFIGS:
         return f"marker laya_round: config must be {' or '.join(ROUND_CONFIGS)}, not {mark.args[0]!r}"
     if mark.name == "laya_audit":

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,21 +59,19 @@ class LayaSession:
     @property
     def folder(self) -> Path:
         """The results folder; made when something is written."""
+        if self.machine:  # another host: the controller takes all files below this folder home
+            return self.base
         if self.settings.out:
-            return self.base / self._own_out(Path(self.settings.out).expanduser())
+            return self.base / Path(self.settings.out).expanduser()
         from laya_apple.demos.switchyard.result import soc_slug
         from laya_apple.platform import current_platform
 
         return self.base / "laya-results" / f"{self.started}-{soc_slug(current_platform().soc)}"
 
-    def _own_out(self, out: Path) -> Path:
-        # On another host an absolute folder of the controller's means nothing.
-        return Path(out.name) if self.machine and out.is_absolute() else out
-
     @property
     def active(self) -> bool:
-        """Whether this session has anything to write: a test of ours ran, or a folder was asked for."""
-        return bool(self.laya_outcomes or self.facts or self.settings.out)
+        """Whether there is anything to write: a test of ours ran, a claim was judged, a folder asked for."""
+        return bool(self.laya_outcomes or self.facts or self.verdicts or self.settings.out)
 
     # -- the test's process ------------------------------------------------------------------------------
 
@@ -109,6 +109,16 @@ class LayaSession:
             for item in items:
                 if item.get_closest_marker("laya_slow"):
                     item.add_marker(pytest.mark.skip(reason="slow tier: runs with --laya-slow"))
+
+    def say(self, line: str) -> None:
+        """Print a line at once, past pytest's capturing; silent with -q and on xdist workers."""
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        if reporter is None or self.is_worker or self.config.option.verbose < 0:
+            return
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
+            reporter.write_line(line)
+            reporter.flush()
 
     def before_test(self, item: pytest.Item) -> None:
         """Skips and refusals that follow from the test's markers."""
@@ -157,7 +167,7 @@ class LayaSession:
 
     def absorb(self, report: pytest.TestReport) -> None:
         """Take the facts out of a report, count its outcome, write what is new."""
-        carried = facts.take(report.user_properties)
+        carried = [self.brought_home(fact) for fact in facts.take(report.user_properties)]
         new = [fact for fact in carried if fact.id not in self._seen]
         self._seen.update(fact.id for fact in new)
         self.facts.extend(new)
@@ -170,6 +180,13 @@ class LayaSession:
         if new or (self.active and not self._written):
             self._written = True
             self.write(state="unfinished", kinds={fact.kind for fact in new})
+
+    def brought_home(self, fact: Fact) -> Fact:
+        """A fact of another host with its folder as it will be here, once that host's files have come."""
+        if fact.machine and fact.data.get("folder") is not None:
+            folder = str(self.folder / fact.machine / fact.data["folder"])
+            return replace(fact, data=fact.data | {"folder": folder, "page": None})
+        return fact
 
     def _count(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":

@@ -41,7 +41,7 @@ def benchmark_options(session: LayaSession, asked: SwitchyardOptions) -> Options
 
     settings = session.settings
     gpu_alone = settings.device == "gpu"
-    out = asked.out or (session.folder if settings.out else None)
+    out = session.folder if session.machine else asked.out or (session.folder if settings.out else None)
     return run.Options(
         seed=world.SEED if asked.seed is None else asked.seed,
         duration_s=world.DURATION_S if asked.duration_s is None else asked.duration_s,
@@ -118,27 +118,21 @@ class SwitchyardRun:
 
 def perform(session: LayaSession) -> SwitchyardRun:
     """Run the rounds, or read an earlier run for ``--replay``; record what they gave."""
-    from laya_apple.demos.switchyard import replay, result, run
+    from laya_apple.demos.switchyard import replay, run
 
     asked = read_switchyard_options(session.config)
-    left_out = (
-        "--laya-device gpu: no GPU + ANE round was asked for" if session.settings.device == "gpu" else None
-    )
     if asked.replay is not None:
-        folder = session.base / asked.replay
-        found, records = result.read(folder)
-        failures = {one["config"]: one["error"] for one in found.get("failed_rounds", ())}
-        page = replay.rebuild(folder)
-        stored = SwitchyardRun(found, records, folder, page, found["ane"], failures, None, session)
-        session.record("switchyard", _fact(stored, {}, None, replayed=True))
+        replay.rebuild(session.base / asked.replay)
+        stored = read_run(session, session.base / asked.replay)
+        record(stored, None)
         return stored
     options = benchmark_options(session, asked)
     before = conditions.collect()
     try:
-        outcome = run.run(options, progress=lambda line: None)
+        outcome = run.run(options, progress=session.say)
     except run.UsageProblem as error:
         session.cannot(str(error), "gpu", "hardware")
-    after = conditions.collect()
+    gpu_alone = session.settings.device == "gpu"
     done = SwitchyardRun(
         outcome.result,
         outcome.records,
@@ -146,37 +140,55 @@ def perform(session: LayaSession) -> SwitchyardRun:
         outcome.page,
         outcome.ane,
         {one.config: one.error for one in outcome.failures},
-        left_out,
+        "--laya-device gpu: no GPU + ANE round was asked for" if gpu_alone else None,
         session,
     )
-    adverse = sorted({*before.adverse(), *after.adverse()})
-    session.record(
-        "switchyard",
-        _fact(done, outcome.host | {"limits": _host_limits(done)}, (before, after), replayed=False),
-    )
-    if done.result is not None:
-        measured = metrics.of_result(done.result, done.records, adverse)
-        session.record("metrics", {"metrics": [metric.to_dict() for metric in measured]})
+    record(done, (before, conditions.collect()), outcome.host)
     if outcome.interrupted:
         raise KeyboardInterrupt
     return done
+
+
+def read_run(session: LayaSession, folder: Path) -> SwitchyardRun:
+    """An earlier run from its files. Raises ``result.ResultUnreadable``."""
+    from laya_apple.demos.switchyard import result
+
+    found, records = result.read(folder)
+    failures = {one["config"]: one["error"] for one in found.get("failed_rounds", ())}
+    page = folder / result.REPLAY_FILE
+    return SwitchyardRun(found, records, folder.absolute(), page, found["ane"], failures, None, session)
+
+
+def record(
+    done: SwitchyardRun,
+    looked: tuple[conditions.Conditions, conditions.Conditions] | None,
+    host: Mapping[str, Any] | None = None,
+) -> None:
+    """Record a run for summary, files, gates and baseline.
+
+    ``looked``: the conditions before and after; None for a run that was not measured now, which is shown
+    and judged by nothing. ``host``: how the host kept up, round by round.
+    """
+    facts = _fact(done, {**(host or {}), "limits": _host_limits(done)}, looked)
+    done.session.record("switchyard", facts)
+    if done.result is not None and looked is not None:
+        measured = metrics.of_result(done.result, done.records, facts["conditions"]["adverse"])
+        done.session.record("metrics", {"metrics": [metric.to_dict() for metric in measured]})
 
 
 def _fact(
     done: SwitchyardRun,
     host: Mapping[str, Any],
     looked: tuple[conditions.Conditions, conditions.Conditions] | None,
-    *,
-    replayed: bool,
 ) -> dict[str, Any]:
     from laya_apple.demos.switchyard import report
 
     wrote = done.result is not None and done.folder is not None
     return {
-        "folder": str(done.folder) if wrote else None,
+        "folder": str(_told(done)) if wrote else None,
         "files": ["result.json", "trace.jsonl", "replay.html"] if wrote else [],
         "page": str(done.page) if done.page else None,
-        "replayed": replayed,
+        "replayed": looked is None,
         "lines": report.summary(done.result) if done.result is not None else [],
         "summary": {} if done.result is None else {
             config: _numbers(found) for config, found in done.result["configs"].items()
@@ -190,6 +202,12 @@ def _fact(
             "adverse": sorted({*looked[0].adverse(), *looked[1].adverse()}) if looked else [],
         },
     }  # fmt: skip
+
+
+def _told(done: SwitchyardRun) -> Path:
+    """The run's folder; on another host relative to the folder whose files travel to the controller."""
+    assert done.folder is not None
+    return done.folder.relative_to(done.session.folder) if done.session.machine else done.folder
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,11 +227,10 @@ def _host_limits(done: SwitchyardRun) -> list[dict[str, Any]]:
     """How far the virtual Mac's host fell behind its declared times, round by round; empty on a real one."""
     if done.result is None or not done.result["synthetic"]:
         return []
-    from laya_apple import registry
     from pytest_laya.virtual_mac.declared import current_times
     from pytest_laya.virtual_mac.overruns import judge_round
 
-    buckets = registry.resolve(done.result["model"]["name"]).ane_buckets
+    buckets = [int(bucket) for bucket in done.result["model"]["ane_artifacts"]]
     return [
         {"config": one["config"], "index": one["index"]}
         | judge_round(

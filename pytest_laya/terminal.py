@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ def summary(reporter: Any, session: LayaSession) -> None:
     """Numbers, verdicts and where the files are; nothing for a session without a test of ours."""
     if session.is_worker or not session.active or session.config.option.collectonly:
         return
-    reporter.section("laya", sep="=")
+    reporter.write_sep("=", "laya")
     if session.choice.virtual:
         reporter.write_line(BANNER, bold=True, yellow=True)
     for fact in session.recorded("switchyard"):
@@ -72,6 +71,8 @@ def _open_pages(reporter: Any, session: LayaSession) -> None:
     asked = read_switchyard_options(session.config)
     if asked.no_open or os.environ.get("CI") or not reporter.isatty:
         return
+    import webbrowser
+
     for fact in session.recorded("switchyard"):
         if fact.data["page"] and not fact.machine:
             webbrowser.open(Path(fact.data["page"]).resolve().as_uri())

@@ -119,7 +119,7 @@ def _layer_norm(a: Arguments) -> Float32:
     centred = a["x"] - a["x"].mean(axes, keepdims=True)
     variance = np.square(centred).mean(axes, keepdims=True)
     y = centred / np.sqrt(variance + np.float32(a["epsilon"])) * a["gamma"].reshape(shape)
-    return y + a["beta"].reshape(shape) if "beta" in a else y
+    return np.asarray(y + a["beta"].reshape(shape) if "beta" in a else y, np.float32)
 
 
 def _gelu(a: Arguments) -> Float32:

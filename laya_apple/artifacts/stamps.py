@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from laya_apple.artifacts.locations import Locations
@@ -48,4 +49,5 @@ def write_stamp(locations: Locations, spec: ModelSpec, bucket: int, key: str) ->
         staged.write_text(json.dumps({"key": key}) + "\n", encoding="utf-8")
         os.replace(staged, path)
     except OSError:  # closed: without a stamp the next load verifies in full
-        staged.unlink(missing_ok=True)
+        with suppress(OSError):
+            staged.unlink()

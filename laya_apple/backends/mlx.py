@@ -16,6 +16,9 @@ from laya_apple.models.modernbert import Dtype, LayaNetwork
 from laya_apple.platform import Platform, current_platform
 from laya_apple.prompt.sequence import Row
 
+_GPU_WARM_LENGTHS = ((64,), (100, 128))
+_CPU_WARM_LENGTHS = ((8,),)
+
 
 class MLXBackend:
     """A checkpoint loaded on MLX's GPU, or on its CPU when that is asked for.
@@ -43,6 +46,7 @@ class MLXBackend:
         if dtype not in ("float16", "float32"):
             raise ValueError(f'dtype must be "float16" or "float32", not {dtype!r}')
         mlx_device = _mlx_device(device, platform or current_platform())
+        self._on_gpu = mlx_device == "gpu"
         self._batch_size = batch_size
         self._vocab_size = checkpoint.encoder.vocab_size
         self._network: LayaNetwork | None = LayaNetwork(
@@ -51,7 +55,7 @@ class MLXBackend:
             checkpoint.tensors(),
             dtype=dtype,
             stream=_new_stream(mlx_device),
-            widen_attention=mlx_device == "cpu",
+            widen_attention=not self._on_gpu,
         )
         self._info = BackendInfo(
             backend="mlx", device=device, dtype=dtype, weights_sha256=checkpoint.spec.weights_sha256
@@ -74,8 +78,12 @@ class MLXBackend:
         return [outputs[place] for place in range(len(rows))]
 
     def warm(self) -> None:
-        """One short forward: MLX compiles its kernels at first use, whatever the shape."""
-        self.forward([Row(ids=(0,) * 64, markers=(1, 2), qtype=0)])
+        """A single row, then a padded batch: MLX makes a GPU kernel ready at its first use, not once a shape.
+
+        Its CPU has nothing to make ready, so a few tokens do there.
+        """
+        for lengths in _GPU_WARM_LENGTHS if self._on_gpu else _CPU_WARM_LENGTHS:
+            self.forward([Row(ids=(0,) * length, markers=(1, 2), qtype=0) for length in lengths])
 
     def close(self) -> None:
         """Let go of the weights."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from laya_apple import __version__
 from laya_apple.errors import LayaAppleError
 
-COMMANDS: tuple[str, ...] = ("predict", "switchyard")
+COMMANDS: tuple[str, ...] = ("predict", "switchyard", "info", "download")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ from pytest_laya.virtual_mac.faults import make_fault
 from pytest_laya.virtual_mac.importing import is_installed, missing_modules, uninstall_bridge
 from pytest_laya.virtual_mac.machine import start
 from pytest_laya.virtual_mac.state import STATE_VARIABLE, State, read_events, read_state, write_state
+from pytest_laya.virtual_mac.threads import THREAD_VARIABLES
 
 if TYPE_CHECKING:
     import pytest
@@ -50,6 +51,8 @@ class VirtualMac:
         write_state(directory, State(profile="instant", owner_pid=os.getpid()))
         monkeypatch.setenv(STATE_VARIABLE, str(directory))
         monkeypatch.setenv("LAYA_APPLE_PLATFORM", HOOK)
+        for name in THREAD_VARIABLES:
+            monkeypatch.setenv(name, os.environ.get(name, "1"))
         self._platform = start()
 
     @property
@@ -62,7 +65,7 @@ class VirtualMac:
         """Where the state and the event log are."""
         return self._directory
 
-    def fault(self, name: str, **args: Any) -> None:
+    def fault(self, name: str, /, **args: Any) -> None:
         """Add a fault (:data:`pytest_laya.virtual_mac.faults.FAULTS` lists names and arguments).
 
         Faults add up; several of one name concern several buckets. Raises ValueError for an unknown one.

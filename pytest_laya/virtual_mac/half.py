@@ -20,15 +20,24 @@ _SHIFT = np.float32(1.5 * 2.0**13)
 
 
 def round_to_half(x: Float) -> Float:
-    """``x.astype(float16).astype(float32)``, bit for bit. ``x`` may be overwritten; use the result."""
+    """Equal to ``x.astype(float16).astype(float32)``; a zero may lose its sign.
+
+    ``x`` may be overwritten; use the result.
+    """
+    if x.ndim == 0 or x.size == 0:
+        return _slowly(x)
     magnitude = np.bitwise_and(x.view(np.uint32), _EXPONENT)
     power: Float = magnitude.view(np.float32)
     # The last binade rounds up to infinity, and infinities and NaN have no ulp: rare enough for the slow way.
-    if power.size and power.max() >= _LAST_BINADE:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return x.astype(np.float16).astype(np.float32)
+    if power.max() >= _LAST_BINADE:
+        return _slowly(x)
     np.maximum(power, _MIN_NORMAL, out=power)
     np.multiply(power, _SHIFT, out=power)
     np.add(x, power, out=x)
     np.subtract(x, power, out=x)
     return x
+
+
+def _slowly(x: Float) -> Float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(x.astype(np.float16), np.float32)

@@ -57,9 +57,8 @@ class LoadedModel:
         outputs = self.program.run(features)
         worked_ms = (time.perf_counter() - started) * 1e3
         declared_ms = current_times().ane_ms(self.bucket) if self.bucket else 0.0
-        takes_ms = declared_ms
-        if self._runs_on_cpu():
-            takes_ms = CPU_SLOWDOWN * max(declared_ms, worked_ms)
+        cpu_speed = self._runs_on_cpu()
+        takes_ms = CPU_SLOWDOWN * max(declared_ms, worked_ms) if cpu_speed else declared_ms
         outputs = self._spoil(outputs)
         log_event(
             "predict",
@@ -67,6 +66,8 @@ class LoadedModel:
             bucket=self.bucket,
             way=way,
             worked_ms=worked_ms,
+            takes_ms=takes_ms,
+            cpu_speed=cpu_speed,
             over=0 < declared_ms < worked_ms,
         )
         sleep_until(started + takes_ms / 1e3)

@@ -102,6 +102,9 @@ def write_state(directory: Path, state: State) -> None:
     (directory / _FIRED_DIR).mkdir(exist_ok=True)
     staged = directory / f".{_STATE_FILE}.{os.getpid()}"
     staged.write_text(json.dumps(raw), encoding="utf-8")
+    # The kernel's own stamps are too coarse to tell two quick changes apart, and inodes are used again.
+    now_ns = time.time_ns()
+    os.utime(staged, ns=(now_ns, now_ns))
     os.replace(staged, directory / _STATE_FILE)
 
 

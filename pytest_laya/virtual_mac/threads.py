@@ -6,7 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
-_VARIABLES = (
+THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -23,7 +23,7 @@ _SETTERS = (
 
 def use_one_blas_thread() -> None:
     """Set the variables for libraries still to load, here and in children; tell a loaded OpenBLAS."""
-    for name in _VARIABLES:
+    for name in THREAD_VARIABLES:
         os.environ.setdefault(name, "1")
     for path in _loaded_openblas():
         try:

@@ -100,7 +100,7 @@ def random_tensors(config: AgentConfig, encoder: EncoderConfig, seed: int) -> di
     for name, shape in expected_shapes(config, encoder).items():
         noise = rng.standard_normal(shape).astype(np.float32)
         if len(shape) == 2:
-            noise *= 0.6 if "emb" in name else 1.6 / np.sqrt(shape[1])
+            noise *= 0.6 if "emb" in name else 1.2 / np.sqrt(shape[1])
         elif name.endswith("weight"):
             noise = 1 + 0.2 * noise
         else:

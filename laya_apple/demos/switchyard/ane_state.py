@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,8 +137,3 @@ def set_up(
     except Exception as error:  # closed: becomes the recorded state
         return AneStatus("ane_calibration_failed", describe(error))
     return None
-
-
-def coremltools_available() -> bool:
-    """Whether Core ML Tools can be imported; nothing is imported."""
-    return importlib.util.find_spec("coremltools") is not None

@@ -10,7 +10,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -79,6 +79,77 @@ class Played:
     records: list[dict[str, Any]]
 
 
+class _Submitter:
+    """The one thread that submits, and what it has submitted so far."""
+
+    def __init__(
+        self,
+        laya: LayaLike,
+        clock: Clock,
+        arrivals: Sequence[world.Arrival],
+        requests: Sequence[Request],
+    ) -> None:
+        self.start_ns = 0
+        self.submitted: list[Submission] = []
+        self.error: Exception | None = None
+        self._laya, self._clock = laya, clock
+        self._arrivals, self._requests = arrivals, requests
+        self._finished: SimpleQueue[Future[Result]] = SimpleQueue()
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+
+    def run_and_drain(self, drain_timeout_s: float) -> None:
+        """Arm, submit everything, wait for the responses. The thread has ended afterwards, also on error."""
+        self.start_ns = self._clock.monotonic_ns() + ARMING_NS
+        thread = threading.Thread(target=self._run, name="switchyard-submitter")
+        thread.start()
+        try:
+            # Not join(): interrupted there, Python 3.11 takes a running thread for an ended one.
+            self._ended.wait()
+            if self.error is None:
+                self._drain(drain_timeout_s)
+        finally:
+            self._stop.set()
+            self._ended.wait()
+            thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._submit_all()
+        except Exception as error:  # reraise: by OpenLoop.play, on the caller's thread
+            self.error = error
+        finally:
+            self._ended.set()
+
+    def _submit_all(self) -> None:
+        for index, (arrival, request) in enumerate(zip(self._arrivals, self._requests, strict=True)):
+            due_ns = self.start_ns + round(arrival.offset_s * 1e9)
+            while self._clock.monotonic_ns() < due_ns:
+                self._clock.sleep(POLL_S)
+            if self._stop.is_set():
+                return
+            future = self._laya.submit(request.context, request.questions)
+            self.submitted.append(Submission(index, arrival, due_ns, future))
+            future.add_done_callback(self._note)
+
+    def _note(self, future: Future[Result]) -> None:
+        # A round with a failed request is lost; there is no use in playing it to its end.
+        if future.cancelled() or future.exception() is not None:
+            self._stop.set()
+        self._finished.put(future)
+
+    def _drain(self, timeout_s: float) -> None:
+        """Wait until every submitted request has finished, one has failed, or the time is over."""
+        deadline = time.monotonic() + timeout_s
+        for _ in self.submitted:
+            if self._stop.is_set():
+                return
+            try:
+                self._finished.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:  # closed: what has not finished fails the round in OpenLoop._join
+                return
+
+
 @dataclass
 class OpenLoop:
     """Submits one timetable to a loaded Laya whose trace callback is ``traces.put``."""
@@ -95,58 +166,21 @@ class OpenLoop:
         Raises RoundFailed with the first failure, and KeyboardInterrupt after the submitter has stopped.
         """
         requests = [self._request(arrival) for arrival in arrivals]
-        submitted: list[Submission] = []
-        trouble: list[BaseException] = []
-        stop = threading.Event()
-
+        submitter = _Submitter(self.laya, self.clock, arrivals, requests)
         # What exists before the round is moved out of the collector's sight, so that a collection inside
         # it only looks at the round's own objects. The collector stays on, as in a user's process.
         gc.collect()
         gc.freeze()
         try:
-            start_ns = self.clock.monotonic_ns() + ARMING_NS
-
-            def submit_all() -> None:
-                for index, (arrival, request) in enumerate(zip(arrivals, requests, strict=True)):
-                    due_ns = start_ns + round(arrival.offset_s * 1e9)
-                    while self.clock.monotonic_ns() < due_ns:
-                        self.clock.sleep(POLL_S)
-                    if stop.is_set():
-                        return
-                    try:
-                        future = self.laya.submit(request.context, request.questions)
-                    except Exception as error:  # reraise: by play(), on the caller's thread
-                        trouble.append(error)
-                        return
-                    future.add_done_callback(note_failure)
-                    submitted.append(Submission(index, arrival, due_ns, future))
-
-            def note_failure(future: Future[Result]) -> None:
-                # A round with a failed request is lost; there is no use in playing it to its end.
-                if future.cancelled() or future.exception() is not None:
-                    stop.set()
-
-            submitter = threading.Thread(target=submit_all, name="switchyard-submitter")
-            submitter.start()
-            try:
-                submitter.join()
-                if not trouble:
-                    wait(
-                        [one.future for one in submitted],
-                        timeout=self.drain_timeout_s,
-                        return_when=FIRST_EXCEPTION,
-                    )
-            finally:
-                stop.set()
-                submitter.join()
+            submitter.run_and_drain(self.drain_timeout_s)
         finally:
             gc.unfreeze()
-        if trouble:
-            error = trouble[0]
+        if submitter.error is not None:
+            error = submitter.error
             raise RoundFailed(
-                f"submitting request {len(submitted)} failed: {type(error).__name__}: {error}"
+                f"submitting request {len(submitter.submitted)} failed: {type(error).__name__}: {error}"
             ) from error
-        return Played(start_ns, self._join(submitted, round_index))
+        return Played(submitter.start_ns, self._join(submitter.submitted, round_index))
 
     def _request(self, arrival: world.Arrival) -> Request:
         return world.prompt(arrival.train) if arrival.train else self.background[arrival.cls]

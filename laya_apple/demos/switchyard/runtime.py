@@ -6,8 +6,9 @@ import importlib.metadata
 import sys
 from typing import Any
 
-from laya_apple.demos.switchyard.ane_state import Checks, Steps, coremltools_available
+from laya_apple.demos.switchyard.ane_state import Checks, Steps
 from laya_apple.demos.switchyard.driver import LayaFactory
+from laya_apple.errors import BackendUnavailableError
 from laya_apple.platform import Platform
 from laya_apple.registry import ModelSpec
 
@@ -23,6 +24,15 @@ def laya_factory() -> LayaFactory:
 def checks(spec: ModelSpec, platform: Platform) -> Checks:
     """The runtime's own checks of the Neural Engine path for one model on this machine."""
 
+    def coremltools_available() -> bool:
+        from laya_apple.artifacts.runtime import require_coremltools
+
+        try:
+            require_coremltools(platform)
+        except BackendUnavailableError:  # closed: recorded as the state
+            return False
+        return True
+
     def auto_buckets() -> tuple[int, ...]:
         from laya_apple.routing.profiles import coremltools_version, load_profile
 
@@ -32,8 +42,8 @@ def checks(spec: ModelSpec, platform: Platform) -> Checks:
     def load_verified(bucket: int) -> str:
         from laya_apple.artifacts.store import load_verified as load
 
-        _, manifest = load(spec, bucket)
-        return str(manifest["integrity"]["artifact_sha256"])
+        _, manifest = load(spec, bucket, platform=platform)
+        return manifest.artifact_sha256
 
     return Checks(coremltools_available, auto_buckets, load_verified)
 
@@ -42,14 +52,15 @@ def steps(spec: ModelSpec, platform: Platform) -> Steps:
     """Build and calibrate as ``laya-apple artifacts build`` and ``laya-apple calibrate`` do."""
 
     def build(bucket: int) -> None:
-        from laya_apple.artifacts.build import build as build_bucket
+        from laya_apple.artifacts.build import build_artifact
+        from laya_apple.checkpoint import open_checkpoint
 
-        build_bucket(spec, bucket)
+        build_artifact(open_checkpoint(spec, platform=platform), bucket, platform=platform)
 
     def calibrate() -> None:
-        from laya_apple.artifacts.calibrate import calibrate as measure
+        from laya_apple.execution.calibration import calibrate as measure
 
-        measure(spec)
+        measure(spec, platform=platform)
 
     return Steps(build, calibrate)
 

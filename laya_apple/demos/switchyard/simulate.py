@@ -100,7 +100,7 @@ def simulate(
     table: ServiceTable,
     *,
     spec: registry.ModelSpec,
-    factors: Factors = Factors(),  # noqa: B008 - a frozen value
+    factors: Factors = Factors(),
     train_length: int = TRAIN_LENGTH,
 ) -> list[Job]:
     """Run one round in virtual time with no cost but the devices' service times."""
@@ -158,7 +158,8 @@ def estimate_factors(
 ) -> Factors:
     """Per device, the median ratio of the time a request held it to the table's, over a recorded trace.
 
-    A request holds its device from dispatch to the end of its service. 1.0 for a device that the trace does not use.
+    A request holds its device from dispatch to the end of its service. A device that the trace does not
+    use has 1.0.
     """
     ratios: dict[str, list[float]] = {"gpu": [], "ane": []}
     for record in records:
@@ -177,7 +178,7 @@ def highest_rate(
     *,
     low_req_s: float,
     high_req_s: float,
-    factors: Factors = Factors(),  # noqa: B008 - a frozen value
+    factors: Factors = Factors(),
     seed: int = world.SEED,
     duration_s: float = world.DURATION_S,
     step_req_s: float = 0.5,
@@ -270,7 +271,9 @@ def main(argv: Sequence[str] | None = None, echo: Callable[[str], None] = print)
     result.write_files(args.out.parent, {args.out.name: text})
     for config, one in rounds.items():
         p99_ms = one["decision_latency"].get("p99_ms", 0.0)
-        echo(f"{config}: {one['late']} of {one['trains']} trains late, P99 {p99_ms:,.1f} ms, {one['devices']}")
+        echo(
+            f"{config}: {one['late']} of {one['trains']} trains late, P99 {p99_ms:,.1f} ms, {one['devices']}"
+        )
     for config, rate in found.get("highest_rate_req_s", {}).items():
         holds = "at no rate of the range" if rate is None else f"up to {rate:g} req/s"
         echo(f"{config}: P99 within {world.DEADLINE_MS:g} ms {holds}")

@@ -1,0 +1,31 @@
+"""Inner pytest runs start from an installed default: no platform hook, a cache of their own."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _clean_start(monkeypatch, tmp_path):
+    monkeypatch.delenv("LAYA_APPLE_PLATFORM", raising=False)
+    monkeypatch.setenv("LAYA_APPLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CI", "1")
+
+
+@pytest.fixture
+def inner(pytester):
+    """``inner(source, *arguments)`` runs pytest on one inner test file and returns pytester's result.
+
+    Only this plugin is loaded, unless ``plugins`` says that everything installed is.
+    """
+
+    def run(source, *arguments, ini="", plugins=False, subprocess=False):
+        if ini:
+            pytester.makeini("[pytest]\n" + ini)
+        pytester.makepyfile(test_inner=source)
+        with pytest.MonkeyPatch.context() as patch:
+            if not plugins:
+                patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+                arguments = ("-p", "pytest_laya.plugin", *arguments)
+            runner = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+            return runner("-p", "no:cacheprovider", *arguments)
+
+    return run
