@@ -27,7 +27,7 @@ from laya_apple.errors import ArtifactIntegrityError, BackendUnavailableError
 ARCHIVE_SUFFIX = ".tar.gz"
 MAX_UNPACKED_BYTES = 4 * 1024**3
 MAX_MANIFEST_BYTES = 4 * 1024**2
-MAX_MEMBERS = 4096
+MAX_MEMBERS = 256
 MAX_DEPTH = 16
 MAX_NAME_BYTES = 200
 _CHUNK_BYTES = 1024**2

@@ -179,20 +179,14 @@ def _file(repository: Repository, name: str, revision: str | None) -> Path:
 
 
 def _hub_file(repository: Repository, name: str, revision: str | None) -> Path:
+    if repository.local_files_only:
+        return _cached_file(repository, name, revision)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    only_cached = repository.local_files_only
     try:
-        path = hf_hub_download(
-            repository.name, name, revision=revision, cache_dir=hub_cache(), local_files_only=only_cached
-        )
+        path = hf_hub_download(repository.name, name, revision=revision, cache_dir=hub_cache())
     except Exception as error:  # reraise: the hub library's errors share no base class
-        if only_cached:
-            raise BackendUnavailableError(
-                f"{name} of {repository.where} is not in the hub's cache, and offline was asked for; fetch "
-                "it once without --offline and HF_HUB_OFFLINE"
-            ) from error
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             raise ArtifactMissingError(f"{repository.where} holds no {name}") from error
         raise BackendUnavailableError(
@@ -200,3 +194,16 @@ def _hub_file(repository: Repository, name: str, revision: str | None) -> Path:
             "check the name, the revision and the network"
         ) from error
     return Path(path)
+
+
+def _cached_file(repository: Repository, name: str, revision: str | None) -> Path:
+    """From the hub's cache alone; opens no connection."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repository.name, name, cache_dir=hub_cache(), revision=revision)
+    if not isinstance(found, str):
+        raise BackendUnavailableError(
+            f"{name} of {repository.where} is not in the hub's cache, and offline was asked for; fetch it "
+            "once without --offline and HF_HUB_OFFLINE"
+        )
+    return Path(found)

@@ -1,12 +1,16 @@
-"""The unit tests' checkpoints and artifacts serve here too."""
+"""The checkpoints and artifacts of the unit tests serve here too."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+UNIT = str(Path(__file__).resolve().parents[1] / "unit")
+if UNIT not in sys.path:
+    sys.path.insert(0, UNIT)
 
-from reliability_case import case, case_files
+from artifact_files import built, mac, registered  # noqa: E402
+from reliability_case import case, case_files  # noqa: E402
+from transfer_files import archive, embedded, importing  # noqa: E402
 
-__all__ = ["case", "case_files"]
+__all__ = ["archive", "built", "case", "case_files", "embedded", "importing", "mac", "registered"]
