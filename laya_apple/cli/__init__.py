@@ -20,6 +20,7 @@ COMMANDS: tuple[str, ...] = (
     "switchyard",
     "info",
     "download",
+    "calibrate",
     "artifacts",
 )
 

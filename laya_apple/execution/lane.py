@@ -119,7 +119,7 @@ class Lane:
         self._queued: deque[Job] = deque()
         self._sent: deque[Job] = deque()
         self._waiting_ms = 0.0
-        self._completing = 0
+        self._completing = False
         self._free_ns = 0
         self._closing = False
         self._dead: BackendUnavailableError | None = None
@@ -174,16 +174,17 @@ class Lane:
             if not self._sent:
                 return  # The lane died meanwhile and has failed this job already.
             job = self._sent.popleft()
-            self._completing += 1
+            self._completing = True
             if self._sent:
                 self._dispatch(self._sent[0], max(self._sent[0].sent_ns, end_ns))
             self._pump()
         if not job.cancelled:
             _resolve(job, answer, start_ns, end_ns, received_ns)
-        with self._lock:
-            self._completing -= 1
-            self._free_ns = time.monotonic_ns()
-            if self._closing:
+        # Only this thread changes these two, so the lock is not needed, unless close() waits for them.
+        self._free_ns = time.monotonic_ns()
+        self._completing = False
+        if self._closing:
+            with self._lock:
                 self._idle.notify_all()
 
     def die(self, error: BackendUnavailableError) -> None:

@@ -1,4 +1,4 @@
-"""The artifact fixtures of the unit tests, and processes without a canary."""
+"""The checkpoints and artifacts of the unit tests serve here too."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if UNIT not in sys.path:
     sys.path.insert(0, UNIT)
 
 from artifact_files import built, mac, registered  # noqa: E402
+from reliability_case import case, case_files  # noqa: E402
 from transfer_files import archive, embedded, importing  # noqa: E402
 
-__all__ = ["archive", "built", "embedded", "importing", "mac", "registered"]
+__all__ = ["archive", "built", "case", "case_files", "embedded", "importing", "mac", "registered"]

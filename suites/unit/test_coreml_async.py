@@ -21,7 +21,7 @@ from laya_apple.prompt.sequence import Row
 from pytest_laya.virtual_mac.control import VirtualMac
 
 ROWS = random_rows(8, seed=5, longest=60)
-TIMES = {"gpu_ms": {"1": {"64": 9.0}}, "ane_ms": {"64": 5.0}}
+TIMES = {"gpu_ms": {"1": {"64": 9.0}}, "ane_ms": {"64": 15.0}}
 """Declared, so that a busy machine's thread switches do not decide the probe."""
 
 
