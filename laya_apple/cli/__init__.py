@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from laya_apple import __version__
 from laya_apple.errors import LayaAppleError
 
-COMMANDS: tuple[str, ...] = ("predict", "benchmark", "switchyard", "info", "download", "artifacts", "calibrate")
+COMMANDS: tuple[str, ...] = (
+    "predict",
+    "benchmark",
+    "switchyard",
+    "info",
+    "download",
+    "artifacts",
+    "calibrate",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

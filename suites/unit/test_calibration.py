@@ -247,7 +247,8 @@ def test_a_model_is_calibrated_beside_another(calibrated: Ready) -> None:
 def test_every_offered_bucket_must_be_built(registered: Registered) -> None:
     spec = registered.checkpoint.spec
     with pytest.raises(
-        ArtifactMissingError, match=r"L96: no Neural Engine artifact at .*; build it with: laya-apple artifacts"
+        ArtifactMissingError,
+        match=r"L96: no Neural Engine artifact at .*; build it with: laya-apple artifacts",
     ):
         calibrate(spec, platform=registered.mac.platform, effort=QUICK)
     assert not profile_path(registered.mac.platform, coremltools_version()).exists()
@@ -256,7 +257,12 @@ def test_every_offered_bucket_must_be_built(registered: Registered) -> None:
 @pytest.mark.parametrize(
     ("fault", "arguments", "error", "message"),
     [
-        ("ane_compile_failed", {"bucket": 96}, ComputeUnitMismatchError, "L96: the loaded model does not run"),
+        (
+            "ane_compile_failed",
+            {"bucket": 96},
+            ComputeUnitMismatchError,
+            "L96: the loaded model does not run",
+        ),
         ("prediction_error", {"bucket": 128}, LayaAppleError, "the Core ML prediction failed"),
         ("gpu_error", {}, LayaAppleError, "the gpu backend failed"),
         ("gpu_nonfinite", {}, LayaAppleError, "the gpu backend returned values that are not finite"),
@@ -277,7 +283,9 @@ def ignored(calibrated: Ready) -> str:
         assert calibrated.load() is None
     (warning,) = caught
     message = str(warning.message)
-    assert message.startswith(f"the local profile {calibrated.path} is ignored, so device='auto' uses MLX only")
+    assert message.startswith(
+        f"the local profile {calibrated.path} is ignored, so device='auto' uses MLX only"
+    )
     assert message.endswith("run `laya-apple calibrate` to measure this machine again")
     return message
 
@@ -344,7 +352,9 @@ def test_the_command_ends_with_1_and_one_line_when_it_cannot_measure(
 
 
 def test_off_a_mac_the_command_says_why() -> None:
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("LAYA_APPLE_PLATFORM", "LAYA_VIRTUAL"))}
+    environ = {
+        k: v for k, v in os.environ.items() if not k.startswith(("LAYA_APPLE_PLATFORM", "LAYA_VIRTUAL"))
+    }
     if sys.platform == "darwin":
         environ["LAYA_APPLE_PLATFORM"] = "switchyard_fakes:linux"
         environ["PYTHONPATH"] = str(Path(__file__).parent)
