@@ -258,8 +258,11 @@ class LayaSession:
             return
         self.absorb_rest()
         if self.active and not self.config.option.collectonly:
-            states = {2: "interrupted", 3: "crashed", 4: "refused"}
-            self.write(states.get(exit_status, "finished"), None, exit_status)
+            self.write(self.state(exit_status), None, exit_status)
+
+    def state(self, exit_status: int) -> str:
+        """How a session with this exit status ended."""
+        return {2: "interrupted", 3: "crashed", 4: "refused"}.get(exit_status, "finished")
 
     def write(self, state: str, kinds: set[str] | None = None, exit_status: int | None = None) -> None:
         """Write the folder's files; ``kinds`` limits the measured ones to those with news."""

@@ -35,6 +35,7 @@ from laya_apple.artifacts.manifest import (
 )
 from laya_apple.artifacts.placement import inspect_placement
 from laya_apple.artifacts.probe import run_probe
+from laya_apple.artifacts.recovery import Place, recover
 from laya_apple.artifacts.registration import publish, reject, staged
 from laya_apple.artifacts.runtime import (
     COMPUTE_UNITS,
@@ -114,6 +115,8 @@ def build_artifact(
     locations = Locations.of(platform)
     try:
         with locked(locations.lock(spec, bucket)):
+            for note in recover(Place.of(locations, spec, bucket)):
+                progress(f"{spec.name} L{bucket}: {note}")
             found = None if force else _registered(spec, bucket, platform)
             if found is not None:
                 progress(f"{spec.name} L{bucket}: already built and valid")

@@ -20,8 +20,8 @@ COMMANDS: tuple[str, ...] = (
     "switchyard",
     "info",
     "download",
-    "artifacts",
     "calibrate",
+    "artifacts",
 )
 
 

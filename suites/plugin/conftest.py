@@ -15,6 +15,8 @@ def _clean_start(monkeypatch, tmp_path):
     monkeypatch.delenv("LAYA_APPLE_PLATFORM", raising=False)
     monkeypatch.setenv("LAYA_APPLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CI", "1")
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

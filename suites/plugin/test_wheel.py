@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_product_and_no_tests_of_ours(elsewhere):
     shipped = {
         path.name for path in (site / "pytest_laya" / "suites").iterdir() if path.name != "__pycache__"
     }
-    assert shipped == {"__init__.py", "switchyard"}
+    assert shipped == {"__init__.py", "parity", "probe", "switchyard"}
     assert (site / "laya_apple" / "data" / "switchyard-result.schema.json").is_file()
     assert (site / "laya_apple" / "demos" / "switchyard" / "static" / "index.html").is_file()
     assert (site / "laya_apple" / "py.typed").is_file()
@@ -68,3 +68,16 @@ def test_the_shipped_suite_runs_a_round(elsewhere):
         len((root / "out" / "trace.jsonl").read_text().splitlines())
         == result["workload"]["offered"]["requests"]
     )
+
+
+def test_the_shipped_parity_suite_holds_laya_mini_to_its_goldens(elsewhere):
+    python, root = elsewhere
+    done = subprocess.run(
+        [
+            python, "-m", "pytest", "--pyargs", "pytest_laya.suites.parity", "-p", "no:cacheprovider",
+            "-k", "TestGoldensHold and laya-mini and (prompts or numpy)",
+        ],
+        cwd=root, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout

@@ -25,7 +25,13 @@ from laya_apple.registry import resolve
 SPEC = resolve("laya-mini")
 LONGEST_TRAIN = 64
 MARGIN = 0.3
+FLOOR = 0.85
+"""Share of ticket questions answered rightly. fixtures/laya_mini/README.md says what is reached."""
 BATCH = 48
+
+
+def share_right(margins: list[float]) -> float:
+    return sum(value > 0 for value in margins) / len(margins)
 
 
 class Mini:
@@ -166,7 +172,7 @@ class TestTrains:
     def test_other_wordings_and_other_sentences_between(self, mini: Mini) -> None:
         rng = Random(77)
         margins = mini.margins([trains.augmented(rng) for _ in range(400)])
-        assert sum(value > 0 for value in margins) / len(margins) > 0.97
+        assert share_right(margins) > 0.97
 
     def test_probabilities_are_not_saturated(self, mini: Mini) -> None:
         answers = mini.answers(oracle_examples(0, 2))
@@ -174,16 +180,25 @@ class TestTrains:
 
 
 class TestTickets:
-    # Floors well under what the checkpoint reaches and far above chance (1 of 2.3 to 5.8 options on average).
-    @pytest.mark.parametrize(
-        ("kind", "floor"),
-        [("team", 0.8), ("product", 0.8), ("urgency", 0.8), ("mood", 0.8), ("refund", 0.9), ("again", 0.9)],
-    )
-    def test_answers_of_every_kind(self, mini: Mini, kind: str, floor: float) -> None:
+    @pytest.mark.parametrize("kind", tickets.FACTS)
+    def test_answers_of_every_kind(self, mini: Mini, kind: str) -> None:
+        """Chance is a half for yes or no, and less for the others."""
         rng = Random(f"unseen {kind}")
         examples = [tickets.ask(rng, tickets.ticket(rng, tickets.FACTS, 2), kind) for _ in range(150)]
-        margins = mini.margins(examples)
-        assert sum(value > 0 for value in margins) / len(margins) > floor
+        assert share_right(mini.margins(examples)) > FLOOR
+
+    def test_long_texts(self, mini: Mini) -> None:
+        """Positions far beyond a train's prompt are used rightly, up to the longest row."""
+        rng = Random("long")
+        filler = " ".join(rng.choice(tickets.FILLER).format(n=7, order=1234) for _ in range(120))
+        examples = [
+            tickets.ask(rng, tickets.ticket(rng, tickets.FACTS, 2, filler), kind)
+            for kind in ("team", "urgency", "refund", "again")
+            for _ in range(3)
+        ]
+        lengths = [mini.prepare(example).sequence_length for example in examples]
+        assert min(lengths) > 900
+        assert share_right(mini.margins(examples)) > FLOOR
 
     def test_the_action_head_tells_stated_from_unstated(self, mini: Mini) -> None:
         """It was trained to act where the ticket says what is asked, and not to where it does not."""
@@ -206,4 +221,6 @@ def test_the_public_api_gives_the_same_answers(mini: Mini) -> None:
     assert answer["choice"] == train.oracle
     assert result.runtime.model_revision == SPEC.revision
     assert result.usage["input_tokens"] <= LONGEST_TRAIN
-    assert answer == pytest.approx(mini.answers([train_example(train)])[0], abs=2e-3)
+    batched = mini.answers([train_example(train)])[0]
+    assert answer["probabilities"] == pytest.approx(batched["probabilities"], abs=2e-3)
+    assert answer["action"] == pytest.approx(batched["action"], abs=2e-3)
