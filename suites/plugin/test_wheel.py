@@ -66,10 +66,7 @@ def test_the_shipped_suite_runs_a_round(elsewhere):
     assert folder.name.endswith("Z-virtual-mac")
     result = json.loads((folder / "result.json").read_text())
     assert (result["synthetic"], result["workload"]["duration_s"]) == (True, 3)
-    assert (
-        len((folder / "trace.jsonl").read_text().splitlines())
-        == result["workload"]["offered"]["requests"]
-    )
+    assert len((folder / "trace.jsonl").read_text().splitlines()) == result["workload"]["offered"]["requests"]
 
 
 def test_the_shipped_parity_suite_holds_laya_mini_to_its_goldens(elsewhere):
