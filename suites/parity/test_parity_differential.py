@@ -27,9 +27,11 @@ from laya_apple.prompt.tokenizer import Tokenizer
 
 REQUESTS = 2000
 """At least so many over all checkpoints, and as many hostile ones."""
-PARTS = 4
+PARTS = 8
 """Tests that a checkpoint's requests are spread over, so that each of them stays far below the time limit."""
 FLOAT32_AIM = 1e-5
+NAMED = r"^(question .+: |question id .+ is refused|questions (is|holds) |context |the text holds )"
+"""A refusal names the question it is about, unless it is about the context or the questions as a whole."""
 
 CHECKPOINTS = parity_checkpoints()
 # Shrinking costs hundreds of forwards through three networks, so a failing request is shown as it came.
@@ -170,7 +172,7 @@ def test_both_sides_refuse_the_same_requests(
     def compare(context: Any, asked: Any) -> None:
         reply = upstream.predict(side.fixture.path, context, asked)
         if "error" in reply:
-            with pytest.raises(InvalidRequestError):
+            with pytest.raises(InvalidRequestError, match=NAMED):
                 prepare(side.tokenizer, side.config, context, asked)
             counts["refused"] += 1
             return
@@ -180,7 +182,7 @@ def test_both_sides_refuse_the_same_requests(
 
     compare()
     record_property(f"refusals[{side.fixture.name}]", json.dumps(counts))
-    assert min(counts.values()) >= EACH.max_examples // 20
+    assert min(counts.values()) >= EACH.max_examples // 10
 
 
 def test_the_reference_gets_a_copy(upstream: ReferenceClient, tmp_path: Path) -> None:
