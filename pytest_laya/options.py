@@ -80,6 +80,13 @@ OPTIONS: tuple[Option, ...] = (
         metavar="CLAIM",
     ),
     Option(
+        "audit", "text",
+        "no-silent-fallback audit: off; report (verdicts on its rows where a listed test ran); strict (a row "
+        "that is not PINNED is a failed test)",
+        "report", ("off", "report", "strict"),
+    ),
+    Option("mutate", "flag", "run the audit's mutations: each deletes a guard, and a pin must fail", False),
+    Option(
         "baseline", "text", "compare with an earlier Switchyard result; one reported test a metric",
         metavar="DIR",
     ),
@@ -108,6 +115,8 @@ class Settings:
     update_goldens: bool
     update_new_goldens: bool
     gate: tuple[str, ...]
+    audit: str
+    mutate: bool
     baseline: str
     timeout_s: float | None
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_laya import distributed, facts, gates, markers, platforms, results, timeouts
+from pytest_laya import audit, distributed, facts, gates, markers, platforms, results, timeouts
 from pytest_laya.facts import Fact
 from pytest_laya.options import Settings, read_switchyard_options
 from pytest_laya.verdicts import Verdict
@@ -37,6 +37,7 @@ class LayaSession:
         self.machine = self.worker.machine if self.worker else ""
         self.facts: list[Fact] = []
         self.verdicts: list[Verdict] = []
+        self.audited: list[audit.Judged] = []
         self.outcomes: Counter[str] = Counter()
         self.laya_outcomes: dict[str, str] = {}
         self.skip_reasons: dict[str, str] = {}
@@ -230,12 +231,21 @@ class LayaSession:
             from pytest_laya import goldens
 
             verdicts.append(goldens.update_used(self))
+        verdicts += self._audit()
         ran = [nodeid for nodeid, outcome in self.laya_outcomes.items() if outcome != "skipped"]
         if self.settings.require and not ran:
             why = "every laya test was skipped" if self.laya_outcomes else "no laya test ran"
             verdicts.append(Verdict("laya-require", ", ".join(self.settings.require), "FAIL", why))
         self.verdicts = verdicts
         return verdicts
+
+    def _audit(self) -> list[Verdict]:
+        """Judge the audit's rows where one of its tests ran, or always when strict; red only when strict."""
+        strict = self.settings.audit == "strict"
+        if self.settings.audit == "off" or not (strict or audit.outcomes_of(self.laya_outcomes)):
+            return []
+        self.audited = audit.judge(self.laya_outcomes)
+        return audit.verdicts(self.audited) if strict else []
 
     @property
     def baseline_folder(self) -> Path:

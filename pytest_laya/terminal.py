@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_laya import audit
+
 if TYPE_CHECKING:
     from pytest_laya.session import LayaSession
 
@@ -30,12 +32,26 @@ def summary(reporter: Any, session: LayaSession, exit_status: int) -> None:
         reporter.write_line(BANNER, bold=True, yellow=True)
     for fact in session.recorded("switchyard"):
         _switchyard(reporter, fact.machine, fact.data)
+    if session.audited:
+        _audit(reporter, session)
     for verdict in session.verdicts:
+        if verdict.group == audit.GROUP:  # the table says it
+            continue
         reporter.write_line(verdict.line, green=verdict.outcome == "PASS", red=verdict.outcome != "PASS")
     state = session.state(exit_status)
     kept = "" if state == "finished" else f" (the session was {state}; what finished is kept)"
     reporter.write_line(f"results: {_short(session.folder)}{kept}")
     _open_pages(reporter, session)
+
+
+def _audit(reporter: Any, session: LayaSession) -> None:
+    from pytest_laya import audit_report
+
+    for line in audit_report.table(session.audited):
+        broken = "  BROKEN" in line[:12]
+        missing = "  NOT EXERCISED" in line[:20]
+        reporter.write_line(line, red=broken, yellow=missing)
+    reporter.write_line("")
 
 
 def _switchyard(reporter: Any, machine: str, run: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ class Verdict:
     """One judged claim; anything but PASS is red."""
 
     group: str
-    """``laya-gate``, ``laya-baseline``, ``laya-require`` or ``laya-goldens``."""
+    """``laya-gate``, ``laya-baseline``, ``laya-require``, ``laya-goldens`` or ``laya-audit``."""
     name: str
     outcome: Outcome
     reason: str

@@ -27,10 +27,27 @@ def write(session: LayaSession, state: str, kinds: set[str] | None, exit_status:
                 "records": [_entry(one) for one in recorded]
             }
             results.write_json(folder / f"{kind}.json", kind, document, root)
+    if session.audited:
+        _write_audit(session, folder, root, synthetic)
     document = session_document(session, facts, state, exit_status)
     results.write_json(folder / "session.json", "session", document, root)
     if state != "unfinished":
         results.write_text(folder / "report.html", report.render(results.redact(document, root)))
+
+
+def _write_audit(session: LayaSession, folder: Path, root: Path, synthetic: bool) -> None:
+    from pytest_laya import audit, audit_census, audit_report
+
+    modules = audit_census.sources(audit_census.package_folder())
+    covers = audit.document()["covers"]
+    body = audit_report.to_json(
+        session.audited,
+        [one.to_dict() for one in audit_census.excepts(modules)],
+        [one.to_dict(audit_census.rows_of(one, covers)) for one in audit_census.decisions(modules)],
+    )
+    document = results.header("audit", synthetic=synthetic) | body
+    results.write_json(folder / "audit.json", "audit", document, root)
+    results.write_text(folder / "audit.md", audit_report.to_markdown(results.redact(document, root)))
 
 
 def _entry(fact: Fact) -> dict[str, Any]:
@@ -71,6 +88,8 @@ def session_document(
 def _files(session: LayaSession, state: str) -> dict[str, str]:
     """File name -> path relative to the results folder, or the path of a folder elsewhere."""
     files = {f"{kind}.json": f"{kind}.json" for kind in MEASURED if session.recorded(kind)}
+    if session.audited:
+        files |= {"audit.json": "audit.json", "audit.md": "audit.md"}
     for fact in session.recorded("switchyard"):
         if fact.data["folder"] is None:  # no round finished, so nothing was written
             continue

@@ -209,6 +209,6 @@ def undone_on_failure(place: Place, aside: Path | None) -> Iterator[None]:
         if is_pending(place.artifact):
             discard(place, place.artifact)
         if aside is not None and not place.artifact.exists():
-            with suppress(OSError):  # else it stays where it is, and the next import or prune puts it back
+            with suppress(OSError):  # closed: it stays where it is; the next import or prune puts it back
                 put_back(place, aside)
         raise

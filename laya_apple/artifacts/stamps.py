@@ -49,5 +49,5 @@ def write_stamp(locations: Locations, spec: ModelSpec, bucket: int, key: str) ->
         staged.write_text(json.dumps({"key": key}) + "\n", encoding="utf-8")
         os.replace(staged, path)
     except OSError:  # closed: without a stamp the next load verifies in full
-        with suppress(OSError):
+        with suppress(OSError):  # closed: a draft that stays is never read as a stamp
             staged.unlink()

@@ -188,7 +188,7 @@ class ProcessTransport:
         process, requests, replies = self._process, self._requests, self._replies
         if process is None or requests is None or replies is None:
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # cleanup: the worker has let go of the socket already
             requests.shutdown(socket.SHUT_RDWR)
         try:
             process.wait(grace_s)
@@ -207,7 +207,7 @@ class ProcessTransport:
         assert self._requests is not None
         assert self._replies is not None
         reader = wire.FrameReader(self._replies)
-        with contextlib.suppress(OSError):  # A worker that died at once is noticed just below.
+        with contextlib.suppress(OSError):  # reraise: a worker that died at once is noticed just below
             self._requests.sendall(wire.frame(pickle.dumps(self._request)))
         error: LayaAppleError | None = None
         while (payload := reader.next()) is not None:

@@ -321,7 +321,7 @@ class Workers:
         assert self._trace is not None
         try:
             self._trace(trace)
-        except Exception as error:  # warned: our own rule; a trace callback is reported once, fails nothing
+        except Exception as error:  # closed: a trace callback fails no request; it is reported once
             if self._trace_failed:
                 return
             self._trace_failed = True

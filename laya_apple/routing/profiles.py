@@ -216,7 +216,7 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:  # reraise: after removing the half-written file
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # closed: a draft that stays is never read as a profile
             os.unlink(temporary)
         raise
 

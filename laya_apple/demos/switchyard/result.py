@@ -88,7 +88,7 @@ def write_files(out: Path, texts: Mapping[str, str]) -> None:
             os.replace(source, target)
     finally:
         for source, _ in staged:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # closed: there is no draft left to remove
                 source.unlink()
 
 

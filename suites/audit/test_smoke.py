@@ -1,0 +1,18 @@
+"""The happy path on every device. Mutants must pass it, so that a pin kills them for its own reason."""
+
+import pytest
+from audit_case import CLEAR, READY, SHORT, Home
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"), [("cpu", "cpu_requested"), ("gpu", "gpu_requested"), ("ane", "ane_requested")]
+)
+def test_each_device_answers(home: Home, device, reason):
+    runtime = home.load(device).predict(SHORT, CLEAR).runtime
+    assert (runtime.device, runtime.routing_reason, runtime.synthetic) == (device, reason, True)
+
+
+def test_auto_answers(home: Home):
+    home.calibrate(64, 96)
+    runtime = home.load("auto").predict(SHORT, CLEAR).runtime
+    assert (runtime.device, runtime.routing_reason, runtime.placement) == ("ane", READY, "PLACED")
