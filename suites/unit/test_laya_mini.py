@@ -18,8 +18,9 @@ from laya_apple.registry import resolve
 SPEC = resolve("laya-mini")
 LONGEST_TRAIN = 64
 MARGIN = 0.3
-FLOOR = 0.85
+FLOOR = 0.95
 """Share of ticket questions answered rightly. fixtures/laya_mini/README.md says what is reached."""
+LONG_FLOOR = 0.7
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ class TestTickets:
         """Positions far beyond a train's prompt are used rightly, up to the longest row."""
         examples = measure.long_tickets()
         assert min(mini.prepare(example).sequence_length for example in examples) > 900
-        assert share_right(mini.margins(examples)) > FLOOR
+        assert share_right(mini.margins(examples)) > LONG_FLOOR
 
     def test_the_action_head_tells_stated_from_unstated(self, mini: Mini) -> None:
         """It was trained to act where the ticket says what is asked, and not to where it does not."""
