@@ -83,6 +83,10 @@ def without_artifacts(bench: Bench) -> None:
     shutil.rmtree(bench.locations.artifacts)
 
 
+def with_nothing_built_or_measured(bench: Bench) -> None:
+    shutil.rmtree(bench.locations.root)
+
+
 def with_changed_weights(bench: Bench) -> None:
     (weights,) = (bench.model(96) / "weights").iterdir()
     bench.mac.change_file(own(weights), "size")
@@ -140,6 +144,11 @@ def with_a_missing_and_a_misplaced_bucket(bench: Bench) -> None:
 BEFORE = {
     without_coremltools: ("setup_available", "ane_runtime_unavailable", None),
     without_artifacts: ("setup_available", "ane_artifact_unavailable", "ArtifactMissingError: "),
+    with_nothing_built_or_measured: (
+        "setup_available",
+        "ane_artifact_unavailable",
+        "ArtifactMissingError: ",
+    ),
     with_changed_weights: ("setup_available", "ane_artifact_stale", "ArtifactIntegrityError: "),
     with_another_coremltools: ("setup_available", "ane_artifact_stale", "ArtifactRevisionError: "),
     without_a_profile: ("setup_available", "platform_not_validated", None),
