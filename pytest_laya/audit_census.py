@@ -24,7 +24,9 @@ KINDS: Mapping[str, frozenset[str]] = {
     "device": frozenset({"auto", "gpu", "ane", "cpu", "mlx", "coreml"}),
     "precision": frozenset({"float16", "float32", "fp16"}),
 }
-_BUCKET_NAMES = re.compile(r"^(?:fitting_bucket|previous_bucket|row_buckets|buckets_of|_BUCKETS|ane_buckets|auto_buckets)$")
+_BUCKET_NAMES = re.compile(
+    r"^(?:fitting_bucket|previous_bucket|row_buckets|buckets_of|_BUCKETS|ane_buckets|auto_buckets)$"
+)
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,9 @@ def decisions(modules: Iterable[Source]) -> list[Decision]:
                 names.setdefault(name)
     return [
         Decision(file, line, where, kind, tuple(names))
-        for (file, where, kind), (line, names) in sorted(found.items(), key=lambda one: (one[0][0], one[1][0]))
+        for (file, where, kind), (line, names) in sorted(
+            found.items(), key=lambda one: (one[0][0], one[1][0])
+        )
     ]
 
 
@@ -169,7 +173,9 @@ def units(modules: Iterable[Source]) -> list[tuple[str, str, str, int]]:
     return found
 
 
-def unit_problems(found: Iterable[tuple[str, str, str, int]], allowed: Iterable[Mapping[str, Any]]) -> list[str]:
+def unit_problems(
+    found: Iterable[tuple[str, str, str, int]], allowed: Iterable[Mapping[str, Any]]
+) -> list[str]:
     """Mentions beyond those that ``audit.toml`` allows, each with its place."""
     left = {(one["file"], one["where"], one["name"]): one["times"] for one in allowed}
     problems = []
@@ -178,7 +184,11 @@ def unit_problems(found: Iterable[tuple[str, str, str, int]], allowed: Iterable[
         left[key] = left.get(key, 0) - 1
         if left[key] < 0:
             problems.append(f"{file}:{line}: a literal compute unit, {name}, that the audit does not list")
-    gone = [f"{file}: {name} in {where or 'the module'} is listed and gone" for (file, where, name), n in left.items() if n > 0]
+    gone = [
+        f"{file}: {name} in {where or 'the module'} is listed and gone"
+        for (file, where, name), n in left.items()
+        if n > 0
+    ]
     return problems + gone
 
 

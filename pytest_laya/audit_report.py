@@ -70,9 +70,7 @@ def to_markdown(document: Mapping[str, Any]) -> str:
     lines += [", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())) + ".", ""]
     lines += ["| # | Verdict | Path | Handling |", "|---|---|---|---|"]
     for one in document["rows"]:
-        lines.append(
-            f"| {one['row']} | {one['verdict']} | {_cell(one['path'])} | {_cell(one['handling'])} |"
-        )
+        lines.append(f"| {one['row']} | {one['verdict']} | {_cell(one['path'])} | {_cell(one['handling'])} |")
     lines += ["", LEGEND, ""]
     for one in document["rows"]:
         lines += [f"## Row {one['row']}", "", f"Evidence: {one['evidence']}.", ""]
@@ -90,11 +88,14 @@ def to_markdown(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def to_page(
-    rows: Sequence[Row], verdicts: Mapping[int, str], warned: Sequence[Mapping[str, Any]]
-) -> str:
+def to_page(rows: Sequence[Row], verdicts: Mapping[int, str], warned: Sequence[Mapping[str, Any]]) -> str:
     """docs/no-silent-fallback.md, from the table and the verdicts of a run."""
-    lines = ["# No silent fallback", "", "<!-- generated: python -m pytest_laya.audit_page; do not edit -->", ""]
+    lines = [
+        "# No silent fallback",
+        "",
+        "<!-- generated: python -m pytest_laya.audit_page; do not edit -->",
+        "",
+    ]
     lines += [_INTRODUCTION, "", "## Rules", "", _RULES, "", "## Paths, handling, verdicts", ""]
     lines += [
         "Each row is pinned by tests that drive the real path with the row's fault, on the virtual Mac (a "
@@ -106,9 +107,7 @@ def to_page(
         "|---|---|---|---|",
     ]
     for row in rows:
-        lines.append(
-            f"| {row.number} | {_cell(row.path)} | {_cell(row.handling)} | {verdicts[row.number]} |"
-        )
+        lines.append(f"| {row.number} | {_cell(row.path)} | {_cell(row.handling)} | {verdicts[row.number]} |")
     lines += ["", LEGEND, "", "## Pinned by", ""]
     for row in rows:
         names: dict[str, None] = dict.fromkeys(pin.partition("[")[0] for pin in row.pins)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artifact_files import mac, tiny_checkpoint
+from artifact_files import tiny_checkpoint
 
 from laya_apple.artifacts.build import build_artifact
 from laya_apple.artifacts.locations import Locations
@@ -21,8 +21,6 @@ from laya_apple.execution.calibration import Effort, calibrate
 from laya_apple.routing.profiles import coremltools_version, profile_path
 from laya_apple.workload import Request
 from pytest_laya.virtual_mac.control import VirtualMac
-
-__all__ = ["mac"]
 
 # The engine's declared times lie at most at half of the GPU's they are held against.
 DECLARED = {

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from switchyard_bench import Bench, bench, mac, own, prepared
+from switchyard_bench import Bench, own
 
 from laya_apple import Laya
 from laya_apple.cli import main
 from laya_apple.demos.switchyard import ane_state, messages, replay, report, result, run, runtime, world
 from laya_apple.platform import detect
 from laya_apple.routing.profiles import coremltools_version
-
-__all__ = ["bench", "mac", "prepared"]
 
 COMMAND = 'uvx --from "laya-apple[convert]" laya-apple switchyard --setup-ane'
 ON_ANE = "validated_short_single_question_path"
@@ -85,6 +83,10 @@ def without_artifacts(bench: Bench) -> None:
     shutil.rmtree(bench.locations.artifacts)
 
 
+def with_nothing_built_or_measured(bench: Bench) -> None:
+    shutil.rmtree(bench.locations.root)
+
+
 def with_changed_weights(bench: Bench) -> None:
     (weights,) = (bench.model(96) / "weights").iterdir()
     bench.mac.change_file(own(weights), "size")
@@ -142,6 +144,11 @@ def with_a_missing_and_a_misplaced_bucket(bench: Bench) -> None:
 BEFORE = {
     without_coremltools: ("setup_available", "ane_runtime_unavailable", None),
     without_artifacts: ("setup_available", "ane_artifact_unavailable", "ArtifactMissingError: "),
+    with_nothing_built_or_measured: (
+        "setup_available",
+        "ane_artifact_unavailable",
+        "ArtifactMissingError: ",
+    ),
     with_changed_weights: ("setup_available", "ane_artifact_stale", "ArtifactIntegrityError: "),
     with_another_coremltools: ("setup_available", "ane_artifact_stale", "ArtifactRevisionError: "),
     without_a_profile: ("setup_available", "platform_not_validated", None),
@@ -228,7 +235,7 @@ def test_set_up_builds_what_does_not_verify_and_measures_the_machine(bench: Benc
 def test_a_set_up_that_finds_everything_does_nothing(bench: Bench) -> None:
     spec, platform, lines = bench.checkpoint.spec, bench.mac.platform, []
     before = bench.profile.stat().st_mtime_ns
-    checks, steps = runtime.checks(spec, platform), runtime.steps(spec, platform)
+    checks, steps = runtime.checks(spec, platform), runtime.steps(spec, platform, lines.append)
     assert ane_state.set_up(spec, checks, steps, lines.append) is None
     assert lines == []
     assert bench.profile.stat().st_mtime_ns == before
@@ -297,8 +304,10 @@ def test_a_set_up_that_fails_leaves_the_gpu_only_round(bench: Bench, broken: Bre
 def test_a_warm_up_without_a_train_on_the_engine_drops_the_round(bench: Bench) -> None:
     """The stamps hold, the engine's own compile does not: the probe drops every bucket while loading."""
     bench.mac.fault("ane_compile_failed")
-    with pytest.warns(RuntimeWarning, match="was dropped from the Neural Engine"):
+    with pytest.warns(RuntimeWarning) as caught:
         outcome = bench.run()
+    dropped = [str(one.message) for one in caught if "was dropped from the Neural Engine" in str(one.message)]
+    assert [f"L{bucket} was dropped" in line for bucket, line in zip((64, 96, 128), dropped, strict=True)]
     assert outcome.exit_code == 0
     assert rounds(outcome) == [("gpu_only", None)]
     ane = check_stored(outcome)
@@ -307,21 +316,59 @@ def test_a_warm_up_without_a_train_on_the_engine_drops_the_round(bench: Bench) -
     assert (ane["setup_command"], ane["warmup_ane_requests"]) == (COMMAND, 0)
 
 
+class Disturbed:
+    """A real ``Laya``; something happens to it before one of its submissions."""
+
+    def __init__(self, laya: Laya, at: int, happens: Callable[[Laya], None]) -> None:
+        self._laya, self._at, self._happens, self._count = laya, at, happens, 0
+
+    def submit(self, context: Any, questions: Any) -> Future[Any]:
+        if self._count == self._at:
+            self._happens(self._laya)
+        self._count += 1
+        return self._laya.submit(context, questions)
+
+    def info(self) -> dict[str, Any]:
+        return self._laya.info()
+
+    def close(self, timeout: float) -> None:
+        self._laya.close(timeout)
+
+
+def hybrid_disturbed(at: int, happens: Callable[[Laya], None], **changes: Any) -> Callable[..., Any]:
+    """A factory whose hybrid instance is disturbed before submission ``at``."""
+
+    def factory(model: str, **arguments: Any) -> Any:
+        if arguments["device"] == "gpu":
+            return Laya.from_pretrained(model, **arguments)
+        return Disturbed(Laya.from_pretrained(model, **arguments, **changes), at, happens)
+
+    return factory
+
+
+WARM_UP = len(world.warmup_schedule(11))
+
+
 @pytest.mark.parametrize(
-    ("fault", "after", "why"),
+    ("fault", "at", "why"),
     [
-        # Loading a bucket takes eight predictions; the warm-up has about 110 trains, the round about 80.
-        ("prediction_error", 40, "the Core ML prediction failed: the virtual Neural Engine failed"),
-        ("prediction_error", 170, "the Core ML prediction failed: the virtual Neural Engine failed"),
-        ("nonfinite_outputs", 170, "a non-finite option logit"),
+        ("prediction_error", 60, "the Core ML prediction failed: the virtual Neural Engine failed"),
+        ("prediction_error", WARM_UP + 60, "the Core ML prediction failed: the virtual Neural Engine failed"),
+        ("nonfinite_outputs", WARM_UP + 60, "a non-finite option logit"),
+        ("gpu_error", WARM_UP + 60, "the virtual GPU failed this forward"),
     ],
-    ids=["in the warm-up", "in the round", "values that are not finite"],
+    ids=["in the warm-up", "in the round", "values that are not finite", "on the GPU"],
 )
+@pytest.mark.filterwarnings("ignore:.*adaptive.*:RuntimeWarning")
 def test_a_hybrid_round_that_fails_is_dropped_and_changes_no_exit_code(
-    bench: Bench, fault: str, after: int, why: str
+    bench: Bench, fault: str, at: int, why: str
 ) -> None:
-    bench.mac.fault(fault, after=after, times=1)
-    outcome = bench.run()
+    def set_up_again(line: str) -> None:
+        if line.startswith("gpu_only: 5"):
+            bench.mac.clear()
+
+    bench.on_progress = set_up_again
+    outcome = bench.run(laya_factory=hybrid_disturbed(at, lambda laya: bench.mac.fault(fault)))
     assert outcome.exit_code == 0
     assert rounds(outcome) == [("gpu_only", None)]
     ane = check_stored(outcome)
@@ -335,28 +382,22 @@ def test_a_hybrid_round_that_fails_is_dropped_and_changes_no_exit_code(
     assert any(line.startswith("GPU + ANE: failed: ") for line in report.summary(outcome.result))
 
 
-class LosesItsEngine:
-    """A real ``Laya`` whose Neural Engine process is killed, once idle, before one of its submissions."""
+def test_a_hybrid_round_that_cannot_load_is_dropped(bench: Bench) -> None:
+    """The state is ready; the GPU's worker process dies while it loads for the hybrid round."""
+    bench.mac.fault("gpu_kill", times=1)
+    outcome = bench.run()
+    assert outcome.exit_code == 0
+    assert rounds(outcome) == [("gpu_only", None)]
+    ane = check_stored(outcome)
+    assert (ane["state"], ane["reason"]) == ("unavailable", "ane_round_failed")
+    assert "BackendUnavailableError" in ane["detail"]
 
-    def __init__(self, laya: Laya, at: int) -> None:
-        self._laya, self._at, self._count = laya, at, 0
 
-    def submit(self, context: Any, questions: Any) -> Future[Any]:
-        if self._count == self._at:
-            self._kill()
-        self._count += 1
-        return self._laya.submit(context, questions)
-
-    def _kill(self) -> None:
-        _wait_until(lambda: self._laya.queue_snapshots()["ane"].running is False)
-        os.kill(self._laya.info()["workers"]["ane"]["pid"], signal.SIGKILL)
-        _wait_until(lambda: self._laya.info()["workers"]["ane"]["dead"] is not None)
-
-    def info(self) -> dict[str, Any]:
-        return self._laya.info()
-
-    def close(self, timeout: float) -> None:
-        self._laya.close(timeout)
+def kill_the_engine(laya: Laya) -> None:
+    """End the Neural Engine's process while nothing runs on it, and wait until that is known."""
+    _wait_until(lambda: laya.queue_snapshots()["ane"].running is False)
+    os.kill(laya.info()["workers"]["ane"]["pid"], signal.SIGKILL)
+    _wait_until(lambda: laya.info()["workers"]["ane"]["dead"] is not None)
 
 
 def _wait_until(holds: Callable[[], bool]) -> None:
@@ -366,20 +407,12 @@ def _wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-WARM_UP = len(world.warmup_schedule(11))
-
-
 @pytest.mark.filterwarnings("ignore:.*Neural Engine.*:RuntimeWarning")
 @pytest.mark.parametrize("after", [0, 60], ids=["before the first train", "in the middle"])
 def test_a_round_that_loses_the_engine_keeps_its_data_and_is_compared_nowhere(
     bench: Bench, after: int
 ) -> None:
-    def factory(model: str, **arguments: Any) -> Any:
-        if arguments["device"] == "gpu":
-            return Laya.from_pretrained(model, **arguments)
-        laya = Laya.from_pretrained(model, ane_placement="process", **arguments)
-        return LosesItsEngine(laya, WARM_UP + after)
-
+    factory = hybrid_disturbed(WARM_UP + after, kill_the_engine, ane_placement="process")
     outcome = bench.run(laya_factory=factory)
     assert outcome.exit_code == 0
     assert rounds(outcome) == [("hybrid", False), ("gpu_only", None)]
