@@ -17,7 +17,7 @@ class Fact:
     id: str
     """Unique in the session: every report of a test carries the test's facts again."""
     kind: str
-    """``metrics``, ``switchyard``, ``conditions``, ``parity`` or ``probe``."""
+    """``metrics``, ``switchyard``, ``conditions``, ``parity``, ``probe``, ``sentinel`` or ``trace``."""
     data: dict[str, Any]
     test: str = ""
     machine: str = ""

@@ -28,7 +28,7 @@ def laya(pytestconfig: pytest.Config) -> Iterator[Laya]:
     """
     found = measure.load(session.of(pytestconfig))
     yield found
-    found.close()
+    measure.close(session.of(pytestconfig), found)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def laya_factory(pytestconfig: pytest.Config) -> Iterator[Callable[..., Laya]]:
 
     yield factory
     for one in reversed(opened):
-        one.close()
+        measure.close(session.of(pytestconfig), one)
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,20 @@ def load(session: LayaSession, model: Any = None, **arguments: Any) -> Laya:
         session.cannot(str(error), "ane")
 
 
+def close(session: LayaSession, laya: Laya) -> None:
+    """Close it, and record the buckets whose sentinel was alarmed: they stand in session.json."""
+    from laya_apple import LayaAppleError
+
+    try:
+        watched = laya.info()["ane_sentinel"]
+    except LayaAppleError:  # the test closed it, or it died
+        watched = {}
+    for bucket, facts in watched.items():
+        if facts["alarms"]:
+            session.record("sentinel", {"bucket": bucket} | facts)
+    laya.close()
+
+
 class Probe:
     """Placement verdicts of a loaded ``Laya``."""
 

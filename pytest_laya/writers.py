@@ -76,6 +76,7 @@ def session_document(
             for test, outcome in session.laya_outcomes.items()
         ],
         "switchyard": [_entry(one) for one in session.recorded("switchyard")],
+        "sentinel": [_entry(one) for one in session.recorded("sentinel")],
         "metrics": [metric.to_dict() for metric in session.metrics()],
         "verdicts": [
             {"group": one.group, "name": one.name, "verdict": one.outcome, "reason": one.reason}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from laya_apple.artifacts.bucket import BucketModel
 from laya_apple.artifacts.features import HostSide
@@ -135,6 +136,11 @@ class CoreMLBackend:
         """One prediction on every loaded bucket."""
         for bucket, model in self._loaded.items():
             model.predict(self.host.probe_features(bucket))
+
+    def reprobe(self, bucket: int) -> Mapping[str, Any]:
+        """Probe a loaded bucket again; the result as ``info.probes`` shows it. Raises ArtifactError."""
+        features = self.host.probe_features(bucket)
+        return run_probe(self._loaded[bucket].model, self.model_path(bucket), features).to_dict()
 
     def close(self) -> None:
         """Let the compiled models go."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from laya_apple import routing
@@ -14,13 +14,15 @@ from laya_apple.execution import engine, report
 from laya_apple.execution.loading import LoadRequest, load_backend, run_forward
 from laya_apple.execution.notices import warn_caller
 from laya_apple.execution.options import Options
+from laya_apple.execution.reprobe import IdleReprobe, reprobe
+from laya_apple.execution.sentinel import Sentinel
 from laya_apple.platform import Platform
 from laya_apple.routing import AneState
 
 if TYPE_CHECKING:
     from laya_apple.checkpoint import Checkpoint
     from laya_apple.prompt.sequence import Prepared
-    from laya_apple.result import RuntimeInfo
+    from laya_apple.result import Placement, RuntimeInfo
 
 
 class Inline:
@@ -34,6 +36,7 @@ class Inline:
         self.prospect = engine.prospect(platform, checkpoint.spec)
         self._ane = AneState(self.prospect.unavailable, self.prospect.auto_buckets)
         self.ane_error: str | None = None
+        self._idle: IdleReprobe | None = None
 
         def load(device: str, *, strict: bool = True, buckets: tuple[int, ...] = ()) -> None:
             self._backends[device] = load_backend(
@@ -50,6 +53,21 @@ class Inline:
         except BaseException:  # reraise: after giving back what was loaded
             self.close(0.0)
             raise
+        self.sentinel: Sentinel | None = None
+        if "ane" in self._backends:
+            self._watch_over(self._backends["ane"])
+
+    def _watch_over(self, ane: Backend) -> None:
+        if self._options.ane_reprobe:
+            self._idle = IdleReprobe(self._lock, self._reprobe)
+        ask = self._idle.ask if self._idle else None
+        self.sentinel = Sentinel(self._spec.name, ane.info.probes, warn_caller, ask)
+
+    def _reprobe(self, bucket: int) -> None:
+        """Lock held."""
+        ane = self._backends.get("ane")
+        if ane is not None and self.sentinel is not None:
+            self.sentinel.reprobed(bucket, reprobe(ane, bucket))
 
     def _load_ane(self, load: Any) -> None:
         auto_buckets = self.prospect.auto_buckets
@@ -93,7 +111,9 @@ class Inline:
             start_ns = time.monotonic_ns()
             outputs = run_forward(backend, decision.target, prepared.rows)
             end_ns = time.monotonic_ns()
-        ran = report.ran_on(backend.info, buckets)
+            if self._idle is not None:
+                self._idle.served()
+        ran = report.ran_on(backend.info, buckets, self._placements(buckets, (end_ns - start_ns) / 1e6))
 
         def record(latency_ms: float) -> RuntimeInfo:
             return report.runtime_info(
@@ -107,6 +127,12 @@ class Inline:
 
         return outputs, record
 
+    def _placements(self, buckets: tuple[int, ...], service_ms: float) -> Mapping[int, Placement]:
+        if self.sentinel is None or not buckets:
+            return report.NO_PLACEMENTS
+        self.sentinel.observe(buckets, service_ms)
+        return self.sentinel.placements()
+
     def ane_state(self) -> AneState:
         return self._ane
 
@@ -118,6 +144,8 @@ class Inline:
 
         Where that does not end in ``timeout_s``, they are left to it: nothing is pulled from under a forward.
         """
+        if self._idle is not None:
+            self._idle.stop()
         if not self._lock.acquire(timeout=max(timeout_s, 0.0)):
             return
         try:

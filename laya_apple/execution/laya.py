@@ -91,6 +91,10 @@ class Laya:
         coremltools' predict and Core ML's asynchronous prediction of the same artifact while the GPU is busy.
         None does so where it is available, True insists on it, False never does; ``info()["ane_handoff"]``.
 
+        A bucket whose requests slow down towards CPU speed after it has loaded is suspect: one RuntimeWarning,
+        ``info()["ane_sentinel"]``, and ``RuntimeInfo.placement`` UNKNOWN; no request is moved. With
+        ``ane_reprobe`` it is probed again once the device is idle, which decides PLACED or FELL_BACK.
+
         Raises ValueError for arguments that cannot be served, before anything is downloaded or loaded;
         UnsupportedModelError, BackendUnavailableError or an ArtifactError for what cannot be loaded.
         """
@@ -113,6 +117,7 @@ class Laya:
         platform = current_platform()
         spec = resolve(model_id)
         options.check_handoff(spec.name)
+        options.check_reprobe(spec.name)
         checkpoint = open_checkpoint(spec, local_files_only=local_files_only, platform=platform)
         return cls(options, checkpoint, platform, trace)
 
@@ -223,6 +228,7 @@ class Laya:
             "ane_buckets": list(ane.buckets) if ane else [],
             "ane_dropped": dict(ane.dropped) if ane else {},
             "ane_probes": {bucket: dict(probe) for bucket, probe in ane.probes.items()} if ane else {},
+            "ane_sentinel": executor.sentinel.describe() if executor.sentinel else {},
             "ane_placement": options.ane_host(spec.name) if workers and ane else None,
             "ane_handoff": (
                 workers.handoff() if workers else adaptive.describe(options, spec.name, None, None)

@@ -87,6 +87,14 @@ class Options:
         if self.ane_startup != "wait":
             raise ValueError("ane_handoff=True needs ane_startup='wait'")
 
+    def check_reprobe(self, model_name: str) -> None:
+        """Raise ValueError when ``ane_reprobe=True`` is asked of a Neural Engine in another process."""
+        if self.ane_reprobe and self.execution == "workers" and self.ane_host(model_name) == "process":
+            raise ValueError(
+                f"ane_reprobe=True needs the Neural Engine of {model_name} in this process: "
+                "ane_placement='thread' or execution='inline'"
+            )
+
     def handoff_ineligible(self, model_name: str) -> str | None:
         """Why the adaptive path cannot apply to these options, or None where it can."""
         if self.execution != "workers" or self.device != "auto":

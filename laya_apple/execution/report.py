@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from laya_apple import errors
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from laya_apple.registry import ModelSpec
 
 NO_QUESTIONS = "no_questions"
+NO_PLACEMENTS: Mapping[int, Placement] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,13 @@ def check_loaded(spec: ModelSpec, info: BackendInfo, buckets: Sequence[int]) -> 
         )
 
 
-def ran_on(info: BackendInfo, buckets: tuple[int, ...]) -> Ran:
-    """What ran, from the backend's facts and, on the Neural Engine, the rows' buckets."""
+def ran_on(
+    info: BackendInfo, buckets: tuple[int, ...], placements: Mapping[int, Placement] = NO_PLACEMENTS
+) -> Ran:
+    """What ran, from the backend's facts and, on the Neural Engine, the rows' buckets.
+
+    ``placements`` overrules the load-time probe's verdict, bucket by bucket.
+    """
     if info.backend != "coreml":
         revision = f"mlx:{info.weights_sha256[:12]}:{info.dtype}"
         return Ran(info.backend, info.device, info.dtype, revision, info.compute_units, (), None)
@@ -95,7 +102,7 @@ def ran_on(info: BackendInfo, buckets: tuple[int, ...]) -> Ran:
         artifact_revision=",".join(f"L{bucket}:{info.artifact_sha256[bucket][:12]}" for bucket in used),
         compute_units=info.compute_units,
         buckets=buckets,
-        placement=_worst([_verdict(info, bucket) for bucket in used]),
+        placement=_worst([placements.get(bucket) or _verdict(info, bucket) for bucket in used]),
     )
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from laya_apple.backends.base import Backend, BackendInfo
 from laya_apple.errors import BackendUnavailableError, LayaAppleError
 from laya_apple.execution import wire
 from laya_apple.execution.loading import LoadRequest, load_backend, run_forward
+from laya_apple.execution.reprobe import IDLE_S, reprobe
 from laya_apple.platform import current_platform
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ class ThreadTransport:
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._abandoned = False
+        self._suspects: list[int] = []
+        self.on_reprobe: Callable[[int, Mapping[str, Any]], None] | None = None
+        """Told the bucket and the result of each probe that ``reprobe_when_idle`` asked for."""
 
     @property
     def thread_ident(self) -> int | None:
@@ -52,6 +57,10 @@ class ThreadTransport:
             target=self._run, args=(lane,), name=f"laya-{lane.device}", daemon=True
         )
         self._thread.start()
+
+    def reprobe_when_idle(self, bucket: int) -> None:
+        """Probe a bucket again once no job has come for a while. Called by this transport's thread alone."""
+        self._suspects.append(bucket)
 
     def accepts_behind_another(self, job: Job) -> bool:
         return False
@@ -88,13 +97,24 @@ class ThreadTransport:
             return
         self.ready.set_result(backend.info)
         try:
-            while (job := self._inbox.get()) is not None:
+            while (job := self._next(backend)) is not None:
                 self._serve(lane, backend, job)
                 del job
         finally:
             if self._adaptive is not None:
                 self._adaptive.close()
             backend.close()
+
+    def _next(self, backend: Backend) -> Job | None:
+        """The next job; a suspect bucket is probed again when none comes for ``IDLE_S``."""
+        while self._suspects:
+            try:
+                return self._inbox.get(timeout=IDLE_S)
+            except queue.Empty:  # closed: the device is idle, which is when a suspect is probed
+                bucket = self._suspects.pop(0)
+                if self.on_reprobe is not None:
+                    self.on_reprobe(bucket, reprobe(backend, bucket))
+        return self._inbox.get()
 
     def _serve(self, lane: Lane, backend: Backend, job: Job) -> None:
         start_ns = time.monotonic_ns()

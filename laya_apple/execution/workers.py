@@ -17,6 +17,7 @@ from laya_apple.execution.lane import Job, Lane
 from laya_apple.execution.loading import LoadRequest
 from laya_apple.execution.notices import warn_caller, warn_from_thread
 from laya_apple.execution.options import Options
+from laya_apple.execution.sentinel import Sentinel
 from laya_apple.execution.transports import ProcessTransport, ThreadTransport
 from laya_apple.platform import Platform
 from laya_apple.result import Result
@@ -101,6 +102,7 @@ class Workers:
         self._pending_warning: str | None = None
         self.ane_error: str | None = None
         self._adaptive: adaptive.Adaptive | None = None
+        self.sentinel: Sentinel | None = None
         self.prospect = engine.prospect(platform, checkpoint.spec)
         self._ane = AneState(self.prospect.unavailable, self.prospect.auto_buckets)
         wants_ane = options.device == "ane" or (options.device == "auto" and self._ane.unavailable is None)
@@ -151,6 +153,7 @@ class Workers:
         if ane is None:
             return
         if self._options.device == "ane":
+            self._watch_over(ane, self._infos["ane"])
             self._ane_up.set()
         elif self._options.ane_startup == "wait":
             self._join_ane(ane)
@@ -169,10 +172,20 @@ class Workers:
             self._lose_ane(error)
         else:
             _reissue(lane)
+            self._watch_over(lane, info)
             self._infos["ane"] = info
             self._ane = AneState(None, auto_buckets, info.buckets)
             adaptive.warn_unavailable(self._adaptive, on_caller=self._options.ane_startup == "wait")
         self._ane_up.set()
+
+    def _watch_over(self, lane: Lane, info: BackendInfo) -> None:
+        transport = lane.transport
+        ask = None
+        if self._options.ane_reprobe and isinstance(transport, ThreadTransport):
+            ask = transport.reprobe_when_idle
+        self.sentinel = Sentinel(self._spec.name, info.probes, warn_from_thread, ask)
+        if isinstance(transport, ThreadTransport):
+            transport.on_reprobe = self.sentinel.reprobed
 
     def _lose_ane(self, error: BaseException) -> None:
         self.ane_error = f"{type(error).__name__}: {error}"
@@ -280,10 +293,14 @@ class Workers:
         """Format an answered request and hand its trace over. Raises what formatting raises."""
         prepared, gpu, ane = request.prepared, request.gpu, request.ane
         answers = self._format(prepared, outputs)
+        placements = report.NO_PLACEMENTS
+        if self.sentinel is not None and request.lane.device == "ane":
+            self.sentinel.observe(request.buckets, (service_end_ns - service_start_ns) / 1e6)
+            placements = self.sentinel.placements()
         response_ns = time.monotonic_ns()
         runtime = report.runtime_info(
             self._identity,
-            report.ran_on(self._infos[request.lane.device], request.buckets),
+            report.ran_on(self._infos[request.lane.device], request.buckets, placements),
             prepared,
             request.decision,
             latency_ms=(response_ns - request.submit_ns) / 1e6,

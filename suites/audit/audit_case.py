@@ -108,10 +108,21 @@ class Home:
         return place
 
     def stamped(self, bucket: int = 64) -> Path:
-        """A copy that was verified and so has a stamp of its own."""
+        """The only artifact, a copy that was verified and so has a stamp of its own."""
+        for other in BUCKETS:
+            if other != bucket:
+                self.remove(other)
         place = self.own(bucket)
-        load_verified(self.spec, bucket, platform=self.mac.platform)
+        with without_canary():
+            load_verified(self.spec, bucket, platform=self.mac.platform)
         return place
+
+    def slow(self, bucket: int = 64) -> None:
+        """The only artifact, and a device so slow that nothing else the host does changes a ratio much."""
+        for other in BUCKETS:
+            if other != bucket:
+                self.remove(other)
+        self.mac.profile({"gpu_ms": {"1": {"64": 0.1}}, "ane_ms": {str(bucket): 30.0}})
 
     def remove(self, bucket: int) -> None:
         shutil.rmtree(self.artifact(bucket))
