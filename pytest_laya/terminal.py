@@ -64,18 +64,22 @@ def _switchyard(reporter: Any, machine: str, run: dict[str, Any]) -> None:
     for config, error in run["failures"].items():
         reporter.write_line(f"{config}: failed: {error}", red=True)
     for limit in run["host"].get("limits", ()):
-        if limit["host_limited"]:
-            ratio = limit["gpu_p50_ratio"]
-            reporter.write_line(
-                f"{limit['config']}: host_limited: this host fell behind the declared device times "
-                f"({limit['ane_over']} of {limit['ane_requests']} ANE requests over theirs, GPU P50 at "
-                f"{'no request' if ratio is None else format(ratio, '.2f')} of its own)",
-                yellow=True,
-            )
+        reporter.write_line(host_line(limit), yellow=limit["host_limited"])
     if run["conditions"]["adverse"]:
         reporter.write_line(f"conditions against a latency: {', '.join(run['conditions']['adverse'])}")
     if run["folder"]:
         reporter.write_line(f"wrote {_short(Path(run['folder']))}: {', '.join(run['files'])}")
+
+
+def host_line(limit: dict[str, Any]) -> str:
+    """How a round's service times on the virtual Mac compare with the declared ones."""
+    told = []
+    if limit["ane_requests"]:
+        told.append(f"{limit['ane_over']} of {limit['ane_requests']} ANE requests over their declared time")
+    if limit["gpu_p50_ratio"] is not None:
+        told.append(f"GPU P50 at {limit['gpu_p50_ratio']:.2f} of its own")
+    kept = "host_limited, this host fell behind" if limit["host_limited"] else "host kept up"
+    return f"{limit['config']}: {kept}: {', '.join(told) or 'no request'}"
 
 
 def _short(path: Path) -> str:

@@ -35,6 +35,8 @@ _BLOCK_BYTES = tarfile.BLOCKSIZE
 # The largest piece that tarfile asks for at once is a member's extended header.
 _MAX_READ_BYTES = 1024**2
 _TOLD_BYTES = 16 * 1024**2
+# FP16 weights hardly compress: more effort buys next to nothing.
+_COMPRESSION = 1
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _BROKEN = (
@@ -80,7 +82,9 @@ def write_archive(directory: Path, archive: Path) -> str:
         with draft.open("wb") as file:
             writer = _HashingWriter(file)
             with (
-                gzip.GzipFile(filename="", mode="wb", fileobj=writer, compresslevel=6, mtime=0) as packed,
+                gzip.GzipFile(
+                    filename="", mode="wb", fileobj=writer, compresslevel=_COMPRESSION, mtime=0
+                ) as packed,
                 tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
             ):
                 for path in (directory / MANIFEST_FILE, *_model_paths(directory / MODEL_DIRECTORY)):

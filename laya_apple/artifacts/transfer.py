@@ -26,7 +26,14 @@ from laya_apple.artifacts.archive import (
     write_archive,
 )
 from laya_apple.artifacts.build import goldens_path
-from laya_apple.artifacts.locations import MODEL_DIRECTORY, Locations, build_command, locked, slug
+from laya_apple.artifacts.locations import (
+    MANIFEST_FILE,
+    MODEL_DIRECTORY,
+    Locations,
+    build_command,
+    locked,
+    slug,
+)
 from laya_apple.artifacts.manifest import Manifest, now
 from laya_apple.artifacts.recovery import WITHHELD_FILE, Place
 from laya_apple.artifacts.registration import staged
@@ -94,7 +101,12 @@ def archive_name(spec: ModelSpec, bucket: int, manifest: Manifest) -> str:
 
 
 def export_artifact(
-    spec: ModelSpec, bucket: int, directory: Path, *, platform: Platform | None = None
+    spec: ModelSpec,
+    bucket: int,
+    directory: Path,
+    *,
+    platform: Platform | None = None,
+    progress: Progress = lambda line: None,
 ) -> ExportResult:
     """Write the registered artifact of one bucket to an archive in ``directory``, if it verifies in full.
 
@@ -104,10 +116,12 @@ def export_artifact(
     locations = Locations.of(platform)
     # Held throughout, so that what was verified is what is packed.
     with locked(locations.lock(spec, bucket)):
+        progress(f"{spec.name} L{bucket}: verifying")
         _, manifest = load_verified(spec, bucket, full=True, platform=platform)
         archive = directory / archive_name(spec, bucket, manifest)
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            progress(f"{spec.name} L{bucket}: packing {archive.name}")
             sha256 = write_archive(locations.artifact(spec, bucket), archive)
         except OSError as error:  # reraise: no room, or a place that cannot be written
             raise ArtifactError(f"{archive} could not be written: {error}") from error
@@ -243,7 +257,7 @@ class _Import:
         tested: Validation | None = None
         if replaces:
             self._say("validating the staged copy")
-            tested = self._validate(artifact, "manifest.json", goldens=self.goldens)
+            tested = self._validate(artifact, MANIFEST_FILE, goldens=self.goldens)
         recovery.withhold(artifact, archive=archive.name)
         self.place.artifact.parent.mkdir(parents=True, exist_ok=True)
         aside = recovery.set_aside(self.place) if replaces else None

@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     except LayaAppleError as error:  # reraise: as one line and exit code 1
         print(f"laya-apple: {error}", file=sys.stderr)
         return 1
+    for doubt in found.doubts:
+        _say(doubt)
     if args.json:
         document = {
             "model": found.model,
@@ -52,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
             "synthetic": platform.virtual,
             "profile": str(found.path),
             "auto_buckets": list(found.auto_buckets),
+            "doubts": list(found.doubts),
             **found.table.to_dict(),
         }
         print(json.dumps(document, indent=2))

@@ -63,7 +63,9 @@ def _export(args: argparse.Namespace) -> int:
     facts = []
     for bucket in buckets:
         try:
-            result = export_artifact(checkpoint.spec, bucket, args.out, platform=platform)
+            result = export_artifact(
+                checkpoint.spec, bucket, args.out, platform=platform, progress=_progress()
+            )
         except ArtifactError as error:  # reraise: as a line and exit code 1, after the other buckets
             facts.append({"bucket": bucket, **failure(error)})
             continue

@@ -6,6 +6,7 @@ measure each other.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from laya_apple.routing.profiles import coremltools_version, save_profile
 QUESTION_COUNTS = (1, 4, 8)
 LENGTHS = (64, 96, 128, 256, 512, 1024)
 """Tokens of a row; with the model's offered buckets, and up to its longest row."""
+DOUBTFUL_RATIO = 1.1
+"""A shorter row that takes this many times the next longer one's time puts the measurement in doubt."""
 _BATCH_SIZE = 16
 
 Progress = Callable[[str], None]
@@ -59,6 +62,17 @@ class Calibrated:
     auto_buckets: tuple[int, ...]
     """Buckets auto may send to the Neural Engine; empty when it is no faster than the GPU here."""
     table: ServiceTable
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """One line for each GPU time that falls as the row grows: then the machine was busy."""
+        return tuple(
+            f"{self.model} gpu L{shorter} x {count} took {ms:.1f} ms, longer than L{longer} with "
+            f"{longer_ms:.1f} ms; run `laya-apple calibrate` again with the machine left alone"
+            for count, points in sorted(self.table.gpu_ms.items())
+            for (shorter, ms), (longer, longer_ms) in itertools.pairwise(points)
+            if ms > longer_ms * DOUBTFUL_RATIO
+        )
 
 
 def calibrate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -40,7 +41,7 @@ class RequestFuture(Future[Any]):
         return True
 
 
-class Job:
+class Job(ABC):
     """One request on its way through a lane. Stamps are ``time.monotonic_ns()``, 0 until they happen."""
 
     __slots__ = (
@@ -69,11 +70,11 @@ class Job:
         """How long the caller's thread took to prepare the rows."""
         return 0.0
 
+    @abstractmethod
     def complete(
         self, outputs: list[RowOutput], service_start_ns: int, service_end_ns: int, received_ns: int
     ) -> Any:
         """What the Future resolves to; runs on the transport's thread. An error it raises fails the job."""
-        raise NotImplementedError
 
 
 class Transport(Protocol):

@@ -31,7 +31,7 @@ def _repeat(pieces: list[str], times: int) -> str:
 
 short_texts = st.lists(words, max_size=3).map("".join)
 texts = st.builds(_repeat, st.lists(words, max_size=4), st.sampled_from([1, 1, 1, 2, 5]))
-long_texts = st.builds(_repeat, st.lists(words, min_size=1, max_size=3), st.sampled_from([10, 30, 80]))
+long_texts = st.builds(_repeat, st.lists(words, min_size=1, max_size=3), st.sampled_from([5, 10, 40]))
 
 json_scalars = (
     st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False) | short_texts
@@ -46,7 +46,9 @@ conversations = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "agent"]), "content": texts | long_texts}),
     max_size=6,
 )
-states = texts | long_texts | conversations | st.dictionaries(short_texts, texts | json_values, max_size=4)
+states = (
+    texts | texts | long_texts | conversations | st.dictionaries(short_texts, texts | json_values, max_size=4)
+)
 
 instructions = st.one_of(
     texts.filter(str.strip),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from parity_checkpoints import ParityCheckpoint, parity_checkpoints
 from parity_comparison import differences
 from reference_client import ReferenceClient
@@ -27,13 +27,19 @@ from laya_apple.prompt.tokenizer import Tokenizer
 
 REQUESTS = 2000
 """At least so many over all checkpoints, and as many hostile ones."""
+PARTS = 8
+"""Tests that a checkpoint's requests are spread over, so that each of them stays far below the time limit."""
 FLOAT32_AIM = 1e-5
+NAMED = r"^(question .+: |question id .+ is refused|questions (is|holds) |context |the text holds )"
+"""A refusal names the question it is about, unless it is about the context or the questions as a whole."""
 
 CHECKPOINTS = parity_checkpoints()
+# Shrinking costs hundreds of forwards through three networks, so a failing request is shown as it came.
 EACH = settings(
-    max_examples=-(-REQUESTS // len(CHECKPOINTS)),
+    max_examples=-(-REQUESTS // (PARTS * len(CHECKPOINTS))),
     deadline=None,
-    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
 
@@ -81,8 +87,14 @@ def side(request: pytest.FixtureRequest) -> Side:
     )
 
 
-def test_answers_are_upstreams(side: Side, upstream: ReferenceClient, record_property: Any) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_answers_are_upstreams(
+    side: Side, upstream: ReferenceClient, part: int, record_property: Any
+) -> None:
+    asked_before = side.requests + side.refused
+
     @EACH
+    @seed(part)
     @given(states, questions)
     def compare(context: Any, asked: dict[Any, Any]) -> None:
         reply = upstream.predict(side.fixture.path, context, asked)
@@ -96,7 +108,7 @@ def test_answers_are_upstreams(side: Side, upstream: ReferenceClient, record_pro
         compare_answers(side, context, asked, reply)
 
     compare()
-    assert side.requests + side.refused >= EACH.max_examples
+    assert side.requests + side.refused - asked_before >= EACH.max_examples
     record_property(
         f"differential[{side.fixture.name}]",
         json.dumps(
@@ -148,17 +160,19 @@ def margin(p: Sequence[float]) -> float:
     return first - second
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 def test_both_sides_refuse_the_same_requests(
-    side: Side, upstream: ReferenceClient, record_property: Any
+    side: Side, upstream: ReferenceClient, part: int, record_property: Any
 ) -> None:
     counts = {"refused": 0, "accepted": 0}
 
     @EACH
+    @seed(part)
     @given(hostile_states, hostile_questions)
     def compare(context: Any, asked: Any) -> None:
         reply = upstream.predict(side.fixture.path, context, asked)
         if "error" in reply:
-            with pytest.raises(InvalidRequestError):
+            with pytest.raises(InvalidRequestError, match=NAMED):
                 prepare(side.tokenizer, side.config, context, asked)
             counts["refused"] += 1
             return
@@ -168,7 +182,7 @@ def test_both_sides_refuse_the_same_requests(
 
     compare()
     record_property(f"refusals[{side.fixture.name}]", json.dumps(counts))
-    assert min(counts.values()) >= EACH.max_examples // 20
+    assert min(counts.values()) >= EACH.max_examples // 10
 
 
 def test_the_reference_gets_a_copy(upstream: ReferenceClient, tmp_path: Path) -> None:

@@ -56,15 +56,27 @@ def test_the_shipped_suite_runs_a_round(elsewhere):
     done = subprocess.run(
         [
             python, "-m", "pytest", "--pyargs", "pytest_laya.suites.switchyard", "-p", "no:cacheprovider",
-            "--seed", "11", "--duration", "3", "--out", "out",
+            "--seed", "11", "--duration", "3",
             "--laya-platform", "virtual", "--laya-device", "gpu",
         ],
         cwd=root, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads((root / "out" / "result.json").read_text())
+    (folder,) = (root / "switchyard-results").iterdir()
+    assert folder.name.endswith("Z-virtual-mac")
+    result = json.loads((folder / "result.json").read_text())
     assert (result["synthetic"], result["workload"]["duration_s"]) == (True, 3)
-    assert (
-        len((root / "out" / "trace.jsonl").read_text().splitlines())
-        == result["workload"]["offered"]["requests"]
-    )
+    assert len((folder / "trace.jsonl").read_text().splitlines()) == result["workload"]["offered"]["requests"]
+
+
+def test_the_shipped_parity_suite_holds_laya_mini_to_its_goldens(elsewhere):
+    python, root = elsewhere
+    done = subprocess.run(
+        [
+            python, "-m", "pytest", "--pyargs", "pytest_laya.suites.parity", "-p", "no:cacheprovider",
+            "-k", "TestGoldensHold and laya-mini and (prompts or numpy)",
+        ],
+        cwd=root, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout

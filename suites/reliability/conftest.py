@@ -11,6 +11,18 @@ if UNIT not in sys.path:
 
 from artifact_files import built, mac, registered  # noqa: E402
 from reliability_case import case, case_files  # noqa: E402
+from switchyard_bench import bench, prepared  # noqa: E402
 from transfer_files import archive, embedded, importing  # noqa: E402
 
-__all__ = ["archive", "built", "case", "case_files", "embedded", "importing", "mac", "registered"]
+__all__ = [
+    "archive",
+    "bench",
+    "built",
+    "case",
+    "case_files",
+    "embedded",
+    "importing",
+    "mac",
+    "prepared",
+    "registered",
+]

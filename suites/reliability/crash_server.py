@@ -108,7 +108,7 @@ class Server:
                 faults.append(make_fault(1, "killed_at_step", {"at": request["at"], **under}))
             if request.get("count"):
                 faults.append(make_fault(2, "steps_logged", under))
-            write_state(Path(request["state"]), State(profile="instant", faults=tuple(faults), owner_pid=0))
+            write_state(Path(request["state"]), State(profile="m4max", faults=tuple(faults), owner_pid=0))
             install_disk_faults()
             try:
                 result = self.work[request["work"]]()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from artifact_files import Built, Registered, tiny_checkpoint
+from artifact_files import STEADY, Built, Registered, tiny_checkpoint
 from checkpoint_files import random_rows
 from straight_forward import straight_forward, worst
 
@@ -55,6 +55,7 @@ def loaded(
     shutil.copytree(built.cache, folder / "cache")
     with pytest.MonkeyPatch.context() as patch, VirtualMac(folder / "mac", patch) as mac:
         patch.setenv("LAYA_APPLE_CACHE", str(folder / "cache"))
+        mac.profile(STEADY)
         registered = Registered(mac, built.checkpoint, Locations.of(mac.platform))
         yield registered, _backend(registered, buckets=(64, 96))
 

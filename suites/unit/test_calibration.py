@@ -19,8 +19,9 @@ from laya_apple import ArtifactMissingError, ComputeUnitMismatchError, Laya, Lay
 from laya_apple.artifacts.build import build_artifact
 from laya_apple.backends.base import BackendInfo, RowOutput
 from laya_apple.cli import main
-from laya_apple.execution.calibration import Effort, calibrate, service_table, time_forwards
+from laya_apple.execution.calibration import Calibrated, Effort, calibrate, service_table, time_forwards
 from laya_apple.prompt.sequence import Row
+from laya_apple.routing import ServiceTable
 from laya_apple.routing.derivation import derive_auto_buckets
 from laya_apple.routing.profiles import coremltools_version, load_profile, profile_path
 from pytest_laya.virtual_mac.control import VirtualMac
@@ -184,8 +185,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
 @pytest.fixture
 def calibrated(measured: Measured, mac: VirtualMac, tmp_path: Path) -> Ready:
-    shutil.copytree(measured.cache, tmp_path / "cache", dirs_exist_ok=True)
-    return Ready(mac, measured.checkpoint)
+    # Linked, so that the artifacts' stamps hold; but for the profile, which tests change.
+    shutil.copytree(measured.cache, tmp_path / "cache", dirs_exist_ok=True, copy_function=os.link)
+    found = Ready(mac, measured.checkpoint)
+    profile = found.path.read_bytes()
+    found.path.unlink()
+    found.path.write_bytes(profile)
+    return found
 
 
 @pytest.fixture
@@ -369,3 +375,12 @@ def test_off_a_mac_the_command_says_why() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("laya-apple: the Neural Engine needs an Apple silicon Mac")
     assert done.stdout == ""
+
+
+def test_times_that_fall_as_rows_grow_are_doubted() -> None:
+    table = ServiceTable("injected", {1: ((64, 34.0), (96, 32.0), (128, 20.0)), 4: ((64, 20.0),)}, {64: 8.0})
+    found = Calibrated("laya-mini", Path("profile.json"), (64,), table)
+    assert found.doubts == (
+        "laya-mini gpu L96 x 1 took 32.0 ms, longer than L128 with 20.0 ms; run `laya-apple calibrate` again "
+        "with the machine left alone",
+    )

@@ -180,7 +180,7 @@ def _prepare_ane(
     progress: Callable[[str], None],
 ) -> ane_state.AneStatus:
     if options.setup_ane:
-        failed = ane_state.set_up(spec, checks, steps or runtime.steps(spec, platform), progress)
+        failed = ane_state.set_up(spec, checks, steps or runtime.steps(spec, platform, progress), progress)
         if failed is not None:
             return failed
     return ane_state.decide(spec, platform, checks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from laya_apple.demos.switchyard.ane_state import Checks, Steps
@@ -48,8 +49,11 @@ def checks(spec: ModelSpec, platform: Platform) -> Checks:
     return Checks(coremltools_available, auto_buckets, load_verified)
 
 
-def steps(spec: ModelSpec, platform: Platform) -> Steps:
-    """Build and calibrate as ``laya-apple artifacts build`` and ``laya-apple calibrate`` do."""
+def steps(spec: ModelSpec, platform: Platform, progress: Callable[[str], None]) -> Steps:
+    """Build and calibrate as ``laya-apple artifacts build`` and ``laya-apple calibrate`` do.
+
+    ``progress`` gets what a reader should know of the calibration, if anything.
+    """
 
     def build(bucket: int) -> None:
         from laya_apple.artifacts.build import build_artifact
@@ -60,7 +64,8 @@ def steps(spec: ModelSpec, platform: Platform) -> Steps:
     def calibrate() -> None:
         from laya_apple.execution.calibration import calibrate as measure
 
-        measure(spec, platform=platform)
+        for doubt in measure(spec, platform=platform).doubts:
+            progress(doubt)
 
     return Steps(build, calibrate)
 
