@@ -34,7 +34,6 @@ from laya_apple import (
 from laya_apple.cli import main
 from laya_apple.routing import Decision
 
-PROCESS = {"execution": "workers", "ane_placement": "process"}
 DROPPED = r"laya-mini L64 was dropped from the Neural Engine, its requests go to MLX: "
 
 
@@ -231,18 +230,27 @@ def test_dead_ane_worker_under_explicit_ane_keeps_raising(home: Home, placement)
 
 
 @pytest.mark.laya_audit(16)
-def test_background_startup_failure_is_warned_and_recorded(home: Home):
+@pytest.mark.parametrize(
+    ("placement", "fault", "why"),
+    [
+        ("process", {"name": "load_kills"}, "killed by SIGKILL"),
+        ("thread", {"name": "other_platform", "macos": "14.7"}, "needs macOS 15 or newer"),
+    ],
+    ids=["process-killed", "thread-raises"],
+)
+def test_background_startup_failure_is_warned_and_recorded(home: Home, placement, fault, why):
+    arguments = dict(fault)
+    home.mac.fault(arguments.pop("name"), **arguments)
     home.calibrate(64)
-    home.mac.fault("load_kills")
-    laya = home.load("auto", ane_startup="background", **PROCESS)
-    with pytest.warns(RuntimeWarning, match="ane_runtime_unavailable.*killed by SIGKILL") as caught:
+    laya = home.load("auto", execution="workers", ane_startup="background", ane_placement=placement)
+    with pytest.warns(RuntimeWarning, match=f"ane_runtime_unavailable.*{why}") as caught:
         assert laya.wait_for_ane(30) is False
     assert len(caught) == 1
     with no_warnings():
         for _ in range(2):
             runtime = laya.predict(SHORT, CLEAR).runtime
             assert (runtime.device, runtime.routing_reason) == ("gpu", "ane_runtime_unavailable")
-    assert "killed by SIGKILL" in laya.info()["ane_error"]
+    assert why in laya.info()["ane_error"]
 
 
 # Row 17: unreachable by design, so the router itself is replaced
