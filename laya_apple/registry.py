@@ -12,8 +12,8 @@ from laya_apple.hashing import file_sha256, tree_hash
 
 # Both come from the files in data/laya_mini; after any change there run the recipe's `pin` step
 # (fixtures/laya_mini), which prints them: tree_hash(directory, CHECKPOINT_FILES)[:40] and the weights' hash.
-LAYA_MINI_REVISION = "3a0eb5d6ced2a5b5877cbe61d6989c74f5a89eaf"
-LAYA_MINI_WEIGHTS_SHA256 = "ce6040918f503a74574f247a2a3a6ce408abda1fa6115ef392b2d342d4e39272"
+LAYA_MINI_REVISION = "fbaf664a11797b1559bb18bd25a51894bcef39fd"
+LAYA_MINI_WEIGHTS_SHA256 = "3fd02fc0b1a8cdf083bc2926b43cfa8a8a13743bba90ddd16c677a794112b063"
 
 LOCAL_PREFIX = "local:"
 _BUCKETS = (64, 96, 128)

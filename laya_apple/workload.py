@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +81,26 @@ _SENTENCE_ENDS = (
     "on both of the devices.",
     "as the first message said.",
 )
-# Words tried, in this order, where the next word of the text would overshoot the asked length.
-_SHORT_WORDS = ("a", "it", "the", "is", "on", "we", "to", "in", "and", "no", "I", "s", ".", "!", "1")
+# Tried, in this order, where the next word of the text would overshoot the asked length. Those without a
+# space continue the last word, so that every tokenizer has one of a single token.
+_SHORT_ENDS = (
+    " a",
+    " it",
+    " the",
+    " is",
+    " on",
+    " we",
+    " to",
+    " in",
+    " no",
+    ".",
+    "!",
+    "s",
+    "1",
+    "?",
+    "x",
+    ";",
+)
 
 _QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
@@ -135,39 +153,37 @@ def make_request(
     if length > config.max_len:
         raise ValueError(f"the model reads at most {config.max_len} tokens, so none of {length} exists")
 
-    def size(words: Sequence[str]) -> int:
-        prepared = prepare(tokenizer, config, " ".join(words), asked)
+    def size(text: str) -> int:
+        prepared = prepare(tokenizer, config, text, asked)
         # A cut row says nothing about the text's own length; it counts as too long.
         return length + 1 if prepared.truncated else prepared.sequence_length
 
     rng = random.Random(seed)
-    words = [f"Ticket {rng.randint(1000, 9999)}:"]
-    if size(words) > length:
+    text = f"Ticket {rng.randint(1000, 9999)}:"
+    if size(text) > length:
         raise ValueError(f"{questions} questions do not fit in {length} tokens")
     pending: list[str] = []
-    while (now := size(words)) < length:
+    while (now := size(text)) < length:
         if not pending:
             pending = _ticket_words(rng)
         # A word is at least one token, so this many words come close without passing the length; the
         # shrinking steps keep the number of tokenisations small.
         step = max(1, (length - now) // 8)
-        chunk, rest = pending[:step], pending[step:]
-        if size([*words, *chunk]) <= length:
-            words += chunk
-            pending = rest
-        elif len(chunk) > 1 and size([*words, chunk[0]]) <= length:
-            words.append(chunk[0])
-            pending = pending[1:]
+        for taken in (step, 1):
+            longer = " ".join([text, *pending[:taken]])
+            if size(longer) <= length:
+                text, pending = longer, pending[taken:]
+                break
         else:
-            words.append(_closing_word(words, size, length))
-    return Request(" ".join(words), asked)
+            text += _end(text, size, length)
+    return Request(text, asked)
 
 
-def _closing_word(words: Sequence[str], size: Any, length: int) -> str:
-    now = size(words)
-    for word in _SHORT_WORDS:
-        if now < size([*words, word]) <= length:
-            return word
+def _end(text: str, size: Callable[[str], int], length: int) -> str:
+    now = size(text)
+    for end in _SHORT_ENDS:
+        if now < size(text + end) <= length:
+            return end
     raise ValueError(f"no text of exactly {length} tokens could be grown with this tokenizer")
 
 

@@ -14,7 +14,8 @@ from pytest_laya import conditions, measure, session
 if TYPE_CHECKING:
     from laya_apple import Laya
     from laya_apple.platform import Platform
-    from pytest_laya.measure import Benchmark, Goldens, Probe, Traces
+    from pytest_laya.goldens import Goldens
+    from pytest_laya.measure import Benchmark, Probe, Traces
     from pytest_laya.switchyard import SwitchyardRun
     from pytest_laya.virtual_mac.control import VirtualMac
 
@@ -76,7 +77,9 @@ def laya_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def laya_goldens(pytestconfig: pytest.Config) -> Goldens:
     """Goldens by checkpoint, and the parity gate over them, whose report goes to parity.json."""
-    return measure.Goldens(session.of(pytestconfig))
+    from pytest_laya.goldens import Goldens
+
+    return Goldens(session.of(pytestconfig))
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""What the fixtures hand out: a loaded ``Laya``, goldens, probes, traces, benchmarks."""
+"""What the fixtures hand out: a loaded ``Laya``, probes, traces, benchmarks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_laya import conditions, platforms, results
@@ -12,15 +11,10 @@ from pytest_laya.session import LayaSession
 
 if TYPE_CHECKING:
     from laya_apple import Laya, RequestTrace
-    from laya_apple.parity.gate import GateReport
-    from laya_apple.parity.goldens import Goldens as GoldenFile
     from laya_apple.platform import Platform
 
 REAL_MODEL = "laya-typed-decisions"
 EMBEDDED_MODEL = "laya-mini"
-
-MAX_OPTIONS = 32
-"""Options of the one compiled graph."""
 
 
 def model_id(session: LayaSession) -> str:
@@ -59,58 +53,6 @@ def load(session: LayaSession, model: Any = None, **arguments: Any) -> Laya:
         return Laya.from_pretrained(model_id(session) if model is None else model, **arguments)
     except ArtifactMissingError as error:
         session.cannot(str(error), "ane")
-
-
-class Goldens:
-    """Golden files by checkpoint name, and the parity gate over them."""
-
-    def __init__(self, session: LayaSession) -> None:
-        self._session = session
-
-    def path(self, checkpoint: str) -> Path:
-        """Where the goldens of ``checkpoint`` are: in the source tree, else in the installed package."""
-        package = Path(__file__).parent
-        tree = package.parent / "fixtures" / "goldens" / f"{checkpoint}.json"
-        return tree if tree.parent.is_dir() else package / "goldens" / f"{checkpoint}.json"
-
-    def load(self, checkpoint: str) -> GoldenFile:
-        """The goldens of ``checkpoint``; LayaAppleError with the command that makes them when missing."""
-        from laya_apple.parity.goldens import load_goldens
-
-        return load_goldens(self.path(checkpoint))
-
-    def gate(self, model: Any, goldens: str, *, device: str, dtype: str = "float16") -> GateReport:
-        """The parity gate of ``model`` on ``device`` against the goldens named; goes to parity.json."""
-        from laya_apple.execution.loading import LoadRequest, load_backend
-
-        from laya_apple.checkpoint import open_checkpoint
-        from laya_apple.parity.gate import run_gate
-        from laya_apple.platform import current_platform
-        from laya_apple.prompt.tokenizer import Tokenizer
-
-        found = self.load(goldens)
-        platform = current_platform()
-        need_device(self._session, device, platform)
-        checkpoint = open_checkpoint(model, local_files_only=self._session.settings.offline)
-        buckets = checkpoint.spec.ane_buckets if device == "ane" else ()
-        backend = load_backend(
-            LoadRequest(device, checkpoint, dtype, batch_size=16, strict=True, buckets=buckets), platform
-        )
-        try:
-            report = run_gate(
-                backend.forward,
-                Tokenizer.from_dir(checkpoint.path),
-                checkpoint.config,
-                found,
-                dtype=dtype,
-                weights_sha256=checkpoint.spec.weights_sha256,
-                max_length=max(buckets, default=None),
-                max_options=MAX_OPTIONS if buckets else None,
-            )
-        finally:
-            backend.close()
-        self._session.record("parity", {"device": device, "synthetic": platform.virtual} | report.to_dict())
-        return report
 
 
 class Probe:

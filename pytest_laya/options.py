@@ -70,6 +70,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("slow", "flag", "run the tests marked laya_slow too", False),
     Option("allow-synthetic", "flag", "let gates and baselines judge synthetic results", False),
     Option(
+        "update-goldens", "flag",
+        "after a session that passed, have upstream make the goldens its gates used again", False,
+    ),
+    Option("update-new-goldens", "flag", "have upstream make goldens that are missing", False),
+    Option(
         "gate", "list",
         "claim about a recorded metric, as 'hybrid.late.rate <= 0.01'; reported as a test (repeatable)",
         metavar="CLAIM",
@@ -100,6 +105,8 @@ class Settings:
     offline: bool
     slow: bool
     allow_synthetic: bool
+    update_goldens: bool
+    update_new_goldens: bool
     gate: tuple[str, ...]
     baseline: str
     timeout_s: float | None

@@ -143,5 +143,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
     of(session.config).finish(int(exitstatus))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    terminal.summary(terminalreporter, of(config))
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    terminal.summary(terminalreporter, of(config), int(exitstatus))

@@ -147,6 +147,10 @@ class LayaSession:
                 resolve(self.settings.model)
             except UnsupportedModelError as error:
                 raise pytest.UsageError(f"--laya-model: {error}") from None
+        if self.settings.update_goldens or self.settings.update_new_goldens:
+            from pytest_laya import goldens
+
+            goldens.check_can_update()
         if self.settings.baseline:
             from pytest_laya import baselines
 
@@ -222,6 +226,10 @@ class LayaSession:
             verdicts += baselines.judge(
                 self.baseline_folder, self.recorded("switchyard"), self.settings.allow_synthetic
             )
+        if self.settings.update_goldens:
+            from pytest_laya import goldens
+
+            verdicts.append(goldens.update_used(self))
         ran = [nodeid for nodeid, outcome in self.laya_outcomes.items() if outcome != "skipped"]
         if self.settings.require and not ran:
             why = "every laya test was skipped" if self.laya_outcomes else "no laya test ran"
@@ -250,8 +258,11 @@ class LayaSession:
             return
         self.absorb_rest()
         if self.active and not self.config.option.collectonly:
-            states = {2: "interrupted", 3: "crashed", 4: "refused"}
-            self.write(states.get(exit_status, "finished"), None, exit_status)
+            self.write(self.state(exit_status), None, exit_status)
+
+    def state(self, exit_status: int) -> str:
+        """How a session with this exit status ended."""
+        return {2: "interrupted", 3: "crashed", 4: "refused"}.get(exit_status, "finished")
 
     def write(self, state: str, kinds: set[str] | None = None, exit_status: int | None = None) -> None:
         """Write the folder's files; ``kinds`` limits the measured ones to those with news."""

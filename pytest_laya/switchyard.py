@@ -137,7 +137,7 @@ def perform(session: LayaSession) -> SwitchyardRun:
         outcome.result,
         outcome.records,
         None if outcome.result_dir is None else outcome.result_dir.absolute(),
-        outcome.page,
+        None if outcome.page is None else outcome.page.absolute(),
         outcome.ane,
         {one.config: one.error for one in outcome.failures},
         "--laya-device gpu: no GPU + ANE round was asked for" if gpu_alone else None,

@@ -21,7 +21,7 @@ def header(session: LayaSession) -> list[str]:
     return []
 
 
-def summary(reporter: Any, session: LayaSession) -> None:
+def summary(reporter: Any, session: LayaSession, exit_status: int) -> None:
     """Numbers, verdicts and where the files are; nothing for a session without a test of ours."""
     if session.is_worker or not session.active or session.config.option.collectonly:
         return
@@ -32,7 +32,9 @@ def summary(reporter: Any, session: LayaSession) -> None:
         _switchyard(reporter, fact.machine, fact.data)
     for verdict in session.verdicts:
         reporter.write_line(verdict.line, green=verdict.outcome == "PASS", red=verdict.outcome != "PASS")
-    reporter.write_line(f"results: {_short(session.folder)}")
+    state = session.state(exit_status)
+    kept = "" if state == "finished" else f" (the session was {state}; what finished is kept)"
+    reporter.write_line(f"results: {_short(session.folder)}{kept}")
     _open_pages(reporter, session)
 
 

@@ -17,7 +17,7 @@ class Verdict:
     """One judged claim; anything but PASS is red."""
 
     group: str
-    """``laya-gate``, ``laya-baseline`` or ``laya-require``."""
+    """``laya-gate``, ``laya-baseline``, ``laya-require`` or ``laya-goldens``."""
     name: str
     outcome: Outcome
     reason: str

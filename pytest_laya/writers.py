@@ -72,6 +72,8 @@ def _files(session: LayaSession, state: str) -> dict[str, str]:
     """File name -> path relative to the results folder, or the path of a folder elsewhere."""
     files = {f"{kind}.json": f"{kind}.json" for kind in MEASURED if session.recorded(kind)}
     for fact in session.recorded("switchyard"):
+        if fact.data["folder"] is None:  # no round finished, so nothing was written
+            continue
         folder = Path(fact.data["folder"])
         inside = folder.is_relative_to(session.folder)
         place = folder.relative_to(session.folder) if inside else folder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from laya_apple.prompt.sequence import Row
 
 _DTYPES = {"float16": ("float16", "float32")}
 """Declared -> what may come back: coremltools hands FP16 outputs over as float32."""
+
+Predict = Callable[[Mapping[str, NDArray[np.float32]]], dict[str, NDArray[Any]]]
 
 
 class BucketModel:
@@ -37,12 +39,14 @@ class BucketModel:
                 f"L{self.length}: the artifact has {hidden} channels, the checkpoint {host.hidden}"
             )
 
-    def forward(self, row: Row) -> RowOutput:
+    def forward(self, row: Row, predict: Predict | None = None) -> RowOutput:
         """One row that fits: at most ``length`` tokens and 32 options.
 
-        Raises ArtifactError when Core ML fails or returns other arrays than the manifest declares.
+        ``predict`` stands in for :meth:`predict`: another way to run the same program. Raises ArtifactError
+        when Core ML fails or returns other arrays than the manifest declares.
         """
-        return self._host.finish(row, self.predict(self._host.features(row, self.length)))
+        run = predict or self.predict
+        return self._host.finish(row, run(self._host.features(row, self.length)))
 
     def predict(self, features: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[Any]]:
         """One prediction on the program's inputs; the outputs are checked. Raises ArtifactError."""

@@ -18,7 +18,7 @@ from laya_apple.artifacts.canary import run_canary
 from laya_apple.artifacts.convert import convert
 from laya_apple.artifacts.features import HostSide
 from laya_apple.artifacts.graph import MAX_OPTIONS, GraphShape, LayerNormSpelling, build_graph
-from laya_apple.artifacts.layout import check_layout
+from laya_apple.artifacts.layout import check_layout, expected_outputs
 from laya_apple.artifacts.locations import MANIFEST_FILE, MODEL_DIRECTORY, Locations, build_command, locked
 from laya_apple.artifacts.manifest import (
     FORMAT,
@@ -35,6 +35,7 @@ from laya_apple.artifacts.manifest import (
 )
 from laya_apple.artifacts.placement import inspect_placement
 from laya_apple.artifacts.probe import run_probe
+from laya_apple.artifacts.recovery import Place, recover
 from laya_apple.artifacts.registration import publish, reject, staged
 from laya_apple.artifacts.runtime import (
     COMPUTE_UNITS,
@@ -44,6 +45,7 @@ from laya_apple.artifacts.runtime import (
     require_coremltools,
 )
 from laya_apple.artifacts.store import load_verified
+from laya_apple.artifacts.tensors import TensorFile
 from laya_apple.backends.base import RowOutput
 from laya_apple.checkpoint import Checkpoint
 from laya_apple.errors import (
@@ -84,7 +86,7 @@ def goldens_path(spec: ModelSpec) -> Path:
     """Where the goldens of a model are expected: shipped data, or a local checkpoint's own directory."""
     if spec.path is not None and not spec.embedded:
         return spec.path / GOLDENS_FILE
-    return Path(str(files("laya_apple.data").joinpath("goldens", f"{spec.name}.json")))
+    return Path(str(files("laya_apple").joinpath(f"data/goldens/{spec.name}.json")))
 
 
 def build_artifact(
@@ -113,6 +115,8 @@ def build_artifact(
     locations = Locations.of(platform)
     try:
         with locked(locations.lock(spec, bucket)):
+            for note in recover(Place.of(locations, spec, bucket)):
+                progress(f"{spec.name} L{bucket}: {note}")
             found = None if force else _registered(spec, bucket, platform)
             if found is not None:
                 progress(f"{spec.name} L{bucket}: already built and valid")
@@ -203,10 +207,12 @@ class _Build:
     def _convert(self, model_path: Path) -> dict[str, Any]:
         """Graph, layout check, conversion, compilation; returns the manifest as far as it is known."""
         shape = GraphShape.of(self.checkpoint, self.bucket, self.layer_norm)
+        with self._timed("reference"):
+            expected = expected_outputs(self.checkpoint, self.bucket)
         with self._timed("graph"):
-            graph = build_graph(shape, self.checkpoint.tensors())
+            graph = build_graph(shape, TensorFile(self.checkpoint))
         with self._timed("layout"):
-            layout = check_layout(graph, self.checkpoint)
+            layout = check_layout(graph, self.checkpoint, expected)
         if not layout.passed:
             raise ArtifactParityError(
                 f"{self.checkpoint.spec.name} L{self.bucket}: the graph at FP32 differs from the network by "

@@ -36,6 +36,7 @@ class HostSide:
         self._pad_id = min(checkpoint.encoder.pad_token_id, checkpoint.encoder.vocab_size - 1)
         precision = np.float16 if rounded else np.float32
         self._embeddings = tensors[_EMBEDDINGS].astype(precision, copy=False)
+        self.vocab_size = len(self._embeddings)
         self._types = tensors[_TYPES].astype(precision).astype(np.float32)
         self._action = {name: tensors[name].astype(np.float32) for name in _ACTION}
 

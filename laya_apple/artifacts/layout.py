@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from laya_apple.artifacts.evaluate import evaluate
 from laya_apple.artifacts.features import HostSide
 from laya_apple.artifacts.graph import MAX_OPTIONS, Graph
+from laya_apple.backends.base import RowOutput
 from laya_apple.backends.host import HostNetwork
 from laya_apple.checkpoint import Checkpoint
 from laya_apple.prompt.sequence import Row
@@ -54,14 +55,15 @@ class LayoutCheck:
         }
 
 
-def check_layout(graph: Graph, checkpoint: Checkpoint) -> LayoutCheck:
-    """Evaluate ``graph`` at FP32 and hold it against ``HostNetwork`` on one row of each question type.
+def expected_outputs(checkpoint: Checkpoint, length: int) -> list[RowOutput]:
+    """What the FP32 network answers to ``check_rows``; it holds all weights at FP32, so it goes first."""
+    return HostNetwork(checkpoint).forward(check_rows(length, checkpoint.encoder.vocab_size))
 
-    The rows are random token ids from a fixed seed: full length, about half, and short with a lone option.
-    """
+
+def check_layout(graph: Graph, checkpoint: Checkpoint, expected: Sequence[RowOutput]) -> LayoutCheck:
+    """Evaluate ``graph`` at FP32 on ``check_rows`` and hold it against ``expected_outputs`` of its length."""
     rows = check_rows(graph.shape.length, checkpoint.encoder.vocab_size)
     host = HostSide(checkpoint, rounded=False)
-    expected = HostNetwork(checkpoint).forward(rows)
     outputs, norm_abs_max = evaluate(graph, [host.features(row, graph.shape.length) for row in rows])
     found = [host.finish(row, output) for row, output in zip(rows, outputs, strict=True)]
     pairs = list(zip(found, expected, strict=True))
@@ -79,7 +81,10 @@ def _furthest(differences: list[NDArray[np.float32]]) -> float:
 
 
 def check_rows(length: int, vocab_size: int) -> list[Row]:
-    """Three rows that fit ``length`` tokens, one a question type, the same on every machine."""
+    """Three rows that fit ``length`` tokens, one a question type, the same on every machine.
+
+    Random token ids from a fixed seed: full length, about half, and short with a lone option.
+    """
     random = np.random.default_rng(0)
     rows = []
     for qtype, (tokens, options) in enumerate(

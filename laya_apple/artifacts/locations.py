@@ -39,6 +39,11 @@ class Locations:
         return self.artifacts / ".staging"
 
     @property
+    def previous(self) -> Path:
+        """Where a replace keeps the artifact that was registered, until the new one is."""
+        return self.artifacts / ".previous"
+
+    @property
     def quarantine(self) -> Path:
         return self.artifacts / "quarantine"
 

@@ -20,7 +20,7 @@ VALIDATED = "validated"
 REJECTED = "rejected"
 BATCH = 1
 PRECISION = "float16"
-SCHEMA_FILE = "artifact-manifest.schema.json"
+SCHEMA_FILE = "data/artifact-manifest.schema.json"
 
 
 class ManifestError(ValueError):
@@ -99,7 +99,7 @@ def check_manifest(data: Any) -> Manifest:
     """Hold ``data`` against the schema. Raises ManifestError naming the first key that is wrong."""
     from jsonschema import Draft202012Validator
 
-    schema = json.loads(files("laya_apple.data").joinpath(SCHEMA_FILE).read_text(encoding="utf-8"))
+    schema = json.loads(files("laya_apple").joinpath(SCHEMA_FILE).read_text(encoding="utf-8"))
     errors = sorted(
         Draft202012Validator(schema).iter_errors(data), key=lambda error: list(map(str, error.path))
     )

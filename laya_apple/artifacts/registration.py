@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from laya_apple.artifacts.locations import Locations, slug
+from laya_apple.artifacts.recovery import Place, discard, put_back, set_aside
 from laya_apple.registry import ModelSpec
 
 
@@ -37,22 +38,22 @@ def staged(locations: Locations, spec: ModelSpec, bucket: int) -> Iterator[Path]
 def publish(locations: Locations, spec: ModelSpec, bucket: int, artifact: Path) -> Path:
     """Rename the complete ``artifact`` directory to its registered path, in place of whatever is there.
 
-    A process killed in between leaves the old artifact, the new one or none, never a mixture. Call with the
-    lock held. Raises OSError when the file system refuses; the old artifact is then back in its place.
+    A process killed in between leaves the old artifact, the new one or none, never a mixture; ``recovery``
+    puts the old one back where there is none. Call with the lock held. Raises OSError when the file system
+    refuses; the old artifact is then back in its place.
     """
-    target = locations.artifact(spec, bucket)
+    place = Place.of(locations, spec, bucket)
+    target = place.artifact
     target.parent.mkdir(parents=True, exist_ok=True)
-    old = locations.staging / f"{slug(spec, bucket)}~old-{uuid.uuid4().hex[:8]}"
-    replaces = target.exists()
-    if replaces:
-        os.rename(target, old)
+    old = set_aside(place) if target.exists() else None
     try:
         os.rename(artifact, target)
     except OSError:  # reraise: with the old artifact back in its place
-        if replaces:
-            os.rename(old, target)
+        if old is not None:
+            put_back(place, old)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    if old is not None:
+        discard(place, old)
     record = locations.rejected(spec, bucket).parent
     shutil.rmtree(record, ignore_errors=True)
     return target

@@ -18,18 +18,26 @@ from laya_apple.platform import Platform
 COMPUTE_UNITS = "CPU_AND_NE"
 """The only compute units a request ever runs on."""
 
+MACOS_MAJOR = 15
+"""The programs are built for macOS 15, so nothing older can load them."""
+
 Float32 = NDArray[np.float32]
 
 
 def require_coremltools(platform: Platform) -> None:
     """Check that Core ML can be reached from here.
 
-    Raises BackendUnavailableError off Apple silicon, without coremltools, and without its native part.
+    Raises BackendUnavailableError off Apple silicon, before macOS 15, without coremltools, and without its
+    native part.
     """
     if not platform.is_apple_silicon:
         raise BackendUnavailableError(
             "the Neural Engine needs an Apple silicon Mac with macOS; this machine is "
             f"{platform.soc or platform.machine}"
+        )
+    if platform.macos_major < MACOS_MAJOR:
+        raise BackendUnavailableError(
+            f"the Neural Engine path needs macOS {MACOS_MAJOR} or newer; this Mac runs {platform.macos}"
         )
     try:
         import coremltools.libcoremlpython  # the native part

@@ -11,7 +11,7 @@ from typing import Any, Never
 from laya_apple.artifacts import stamps
 from laya_apple.artifacts.canary import run_canary
 from laya_apple.artifacts.graph import GRAPH_NAME, INPUT_NAMES, MAX_OPTIONS, OUTPUT_NAMES
-from laya_apple.artifacts.locations import MANIFEST_FILE, Locations, build_command, slug
+from laya_apple.artifacts.locations import MANIFEST_FILE, MODEL_DIRECTORY, Locations, build_command, slug
 from laya_apple.artifacts.manifest import (
     BATCH,
     FORMAT_VERSION,
@@ -65,9 +65,9 @@ def load_verified(
     """
     platform = platform or current_platform()
     require_coremltools(platform)
-    check = _Check(spec, bucket, compute_units, platform)
-    manifest = check.declared()
+    check = Check(spec, bucket, compute_units, platform)
     try:
+        manifest = check.declared()
         key = check.key(manifest)
         stamped = not full and stamps.is_stamped(check.locations, spec, bucket, key)
         if not stamped:
@@ -81,23 +81,36 @@ def load_verified(
         raise ArtifactMissingError(
             check.message(f"{error.filename} disappeared while it was read")
         ) from error
+    except OSError as error:  # reraise: the files are there, but cannot be read
+        raise ArtifactError(check.message(f"the artifact cannot be read: {error}")) from error
     except ArtifactError as error:  # reraise: with the mend
         if check.mend in str(error):
             raise
         raise type(error)(check.message(str(error))) from error
 
 
-class _Check:
-    """One artifact under examination; every method raises or returns what it established."""
+class Check:
+    """One artifact under examination; every method raises or returns what it established.
 
-    def __init__(self, spec: ModelSpec, bucket: int, compute_units: str, platform: Platform) -> None:
+    ``directory`` is a copy that is not registered yet: then nothing is quarantined.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        bucket: int,
+        compute_units: str,
+        platform: Platform,
+        directory: Path | None = None,
+    ) -> None:
         self.spec = spec
         self.bucket = bucket
         self.compute_units = compute_units
         self.platform = platform
         self.locations = Locations.of(platform)
-        self.directory = self.locations.artifact(spec, bucket)
-        self.model = self.locations.model(spec, bucket)
+        self.registered = directory is None
+        self.directory = directory or self.locations.artifact(spec, bucket)
+        self.model = self.directory / MODEL_DIRECTORY
         self.mend = build_command(spec, bucket)
 
     def message(self, what: str) -> str:
@@ -106,7 +119,10 @@ class _Check:
 
     def declared(self) -> Manifest:
         """Checks 2 to 7: everything the manifest says."""
-        manifest = self._present()
+        return self.judged(self._present())
+
+    def judged(self, manifest: Manifest) -> Manifest:
+        """Checks 4 to 7 on a manifest that satisfies the schema."""
         self._revision(manifest)
         self._units(manifest)
         if manifest.section("parity")["passed"] is not True or manifest.status != VALIDATED:
@@ -222,25 +238,25 @@ class _Check:
             raise ArtifactRevisionError(self.message("; ".join(wrong)))
 
     def _corrupt(self, what: str, cause: BaseException | None = None) -> Never:
+        if not self.registered:
+            raise ArtifactIntegrityError(self.message(f"{what}; nothing was registered")) from cause
         where = quarantine(self.locations, self.spec, self.bucket, what)
-        moved = f"the artifact was moved to {where}" if where else "another process has moved it already"
+        moved = f"the artifact was moved to {where}" if where else f"{self.directory} could not be moved away"
         raise ArtifactIntegrityError(self.message(f"{what}; {moved}")) from cause
 
 
 def quarantine(locations: Locations, spec: ModelSpec, bucket: int, reason: str) -> Path | None:
-    """Move a corrupt artifact out of its place, with a note; None when it is no longer there."""
+    """Move a corrupt artifact out of its place, with a note; None when it is gone or cannot be moved."""
     source = locations.artifact(spec, bucket)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     target = locations.quarantine / f"{slug(spec, bucket)}-{stamp}-{uuid.uuid4().hex[:8]}"
-    target.parent.mkdir(parents=True, exist_ok=True)
+    note = f"{reason}\nmoved from {source} at {stamp}\nrebuild it with: {build_command(spec, bucket)}\n"
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         os.rename(source, target)
-    except FileNotFoundError:  # closed: nothing is left in place, which is what this is for
-        return None
-    (target / NOTE_FILE).write_text(
-        f"{reason}\nmoved from {source} at {stamp}\nrebuild it with: {build_command(spec, bucket)}\n",
-        encoding="utf-8",
-    )
+        (target / NOTE_FILE).write_text(note, encoding="utf-8")
+    except OSError:  # closed: the artifact is refused all the same, and the message says where it is
+        return target if target.exists() else None
     return target
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from laya_apple.artifacts.bucket import BucketModel
 from laya_apple.artifacts.features import HostSide
@@ -69,7 +70,7 @@ class CoreMLBackend:
         require_coremltools(platform)
         self._spec = checkpoint.spec
         self._offered = tuple(sorted(buckets))
-        self._host = HostSide(checkpoint)
+        self.host = HostSide(checkpoint)
         self._platform = platform
         self._loaded: dict[int, BucketModel] = {}
         self._missing: dict[int, ArtifactMissingError] = {}
@@ -94,6 +95,15 @@ class CoreMLBackend:
             probes={bucket: probe.to_dict() for bucket, probe in sorted(self._probes.items())},
             dropped=dict(sorted(self._dropped.items())),
         )
+
+    @property
+    def loaded(self) -> Mapping[int, BucketModel]:
+        """Bucket -> its verified and probed model."""
+        return self._loaded
+
+    def model_path(self, bucket: int) -> Path:
+        """Where the verified model of a bucket lies."""
+        return Locations.of(self._platform).model(self._spec, bucket)
 
     def buckets_of(self, rows: Sequence[Row]) -> tuple[int, ...]:
         """The loaded bucket that takes each row: the smallest offered one that fits, never a larger one.
@@ -124,7 +134,7 @@ class CoreMLBackend:
     def warm(self) -> None:
         """One prediction on every loaded bucket."""
         for bucket, model in self._loaded.items():
-            model.predict(self._host.probe_features(bucket))
+            model.predict(self.host.probe_features(bucket))
 
     def close(self) -> None:
         """Let the compiled models go."""
@@ -133,7 +143,7 @@ class CoreMLBackend:
     def _load(self, bucket: int, strict: bool) -> None:
         try:
             model, manifest = load_verified(self._spec, bucket, platform=self._platform)
-            loaded = BucketModel(model, manifest, self._host)
+            loaded = BucketModel(model, manifest, self.host)
             self._probe(bucket, loaded)
         except ArtifactMissingError as error:  # warned: row 6 in info.dropped; row 4 raises it later
             self._missing[bucket] = error
@@ -152,10 +162,9 @@ class CoreMLBackend:
             self._loaded[bucket] = loaded
 
     def _probe(self, bucket: int, loaded: BucketModel) -> None:
-        features = self._host.probe_features(bucket)
+        features = self.host.probe_features(bucket)
         loaded.predict(features)  # the outputs are checked once before they are timed
-        path = Locations.of(self._platform).model(self._spec, bucket)
-        probe = run_probe(loaded.model, path, features)
+        probe = run_probe(loaded.model, self.model_path(bucket), features)
         self._probes[bucket] = probe
         if probe.verdict != "PLACED":
             raise ComputeUnitMismatchError(

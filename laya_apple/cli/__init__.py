@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from laya_apple import __version__
 from laya_apple.errors import LayaAppleError
 
-COMMANDS: tuple[str, ...] = ("predict", "switchyard", "info", "download")
+COMMANDS: tuple[str, ...] = (
+    "predict",
+    "benchmark",
+    "switchyard",
+    "info",
+    "download",
+    "calibrate",
+    "artifacts",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,4 +1,7 @@
-"""``laya-apple artifacts build | list | verify | warm``: the Neural Engine artifacts of this machine."""
+"""``laya-apple artifacts build | list | verify | warm``: the Neural Engine artifacts of this machine.
+
+``transfer`` adds the actions that move artifacts between machines.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command and its four actions."""
+    """Add the command and its actions."""
+    from laya_apple.cli import transfer
+
     parser = subparsers.add_parser("artifacts", help="build and check the Neural Engine artifacts")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    build = _action(actions, "build", _build, "convert, compile and validate on this machine, then register")
+    build = add_action(actions, "build", _build, "convert, compile and validate here, then register")
     build.add_argument("--force", action="store_true", help="build again even if a valid one is registered")
     build.add_argument(
         "--goldens", type=Path, metavar="FILE", help="the golden file to pass (default: shipped)"
@@ -35,31 +40,41 @@ def add_parser(subparsers: Any) -> None:
     listing = actions.add_parser("list", help="what is registered, and what was rejected")
     listing.add_argument("--json", action="store_true", help="one JSON document on standard output")
     listing.set_defaults(run=_list)
-    _action(actions, "verify", _verify, "run every check, load each bucket and probe where it runs")
-    _action(
+    add_action(actions, "verify", _verify, "run every check, load each bucket and probe where it runs")
+    add_action(
         actions, "warm", _warm, "load each registered bucket and predict once, so that the next load is fast"
     )
+    transfer.add_actions(actions)
 
 
-def _action(actions: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+def add_action(
+    actions: Any, name: str, run: Any, text: str, *, buckets: bool = True
+) -> argparse.ArgumentParser:
+    """An action on one model; with ``buckets`` it takes ``--bucket`` too."""
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
     parser.add_argument(
         "--model", required=True, help="a registered name, its repository, or a checkpoint directory"
     )
-    parser.add_argument(
-        "--bucket",
-        type=int,
-        action="append",
-        metavar="TOKENS",
-        help="a compiled length; repeat for more (default: all that the model offers)",
-    )
+    if buckets:
+        parser.add_argument(
+            "--bucket",
+            type=int,
+            action="append",
+            metavar="TOKENS",
+            help="a compiled length; repeat for more (default: all that the model offers)",
+        )
     parser.add_argument("--offline", action="store_true", help="nothing goes to the network")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(run=run)
     return parser
 
 
-def _open(args: argparse.Namespace) -> tuple[Checkpoint, tuple[int, ...], Platform]:
+def open_buckets(args: argparse.Namespace) -> tuple[Checkpoint, tuple[int, ...], Platform]:
+    """The checkpoint, the wanted buckets (all that are offered if none is named) and the platform.
+
+    Raises BackendUnavailableError (no Core ML here), UnsupportedShapeError (a bucket that is not offered) and
+    what ``open_checkpoint`` raises.
+    """
     from laya_apple.artifacts.runtime import require_coremltools
     from laya_apple.checkpoint import open_checkpoint
     from laya_apple.platform import current_platform
@@ -70,25 +85,26 @@ def _open(args: argparse.Namespace) -> tuple[Checkpoint, tuple[int, ...], Platfo
     require_coremltools(platform)
     checkpoint = open_checkpoint(args.model, local_files_only=args.offline, platform=platform)
     offered = checkpoint.spec.ane_buckets
-    wanted = tuple(sorted(set(args.bucket or offered)))
+    wanted = tuple(sorted(set(getattr(args, "bucket", None) or offered)))
     for bucket in wanted:
         if bucket not in offered:
             raise UnsupportedShapeError(
                 f"{checkpoint.spec.name} offers the lengths {', '.join(map(str, offered))}, not {bucket}"
             )
-    _label(platform)
+    label(platform)
     return checkpoint, wanted, platform
 
 
-def _label(platform: Platform) -> None:
+def label(platform: Platform) -> None:
+    """Say so when the platform is a stand-in."""
     if platform.virtual:
-        _say(f"synthetic: {platform.soc}, not a real Mac; its artifacts are refused by one")
+        say(f"synthetic: {platform.soc}, not a real Mac; its artifacts are refused by one")
 
 
 def _build(args: argparse.Namespace) -> int:
     from laya_apple.artifacts.build import build_artifact
 
-    checkpoint, buckets, platform = _open(args)
+    checkpoint, buckets, platform = open_buckets(args)
     facts = []
     for bucket in buckets:
         start = time.perf_counter()
@@ -100,10 +116,10 @@ def _build(args: argparse.Namespace) -> int:
                 force=args.force,
                 layer_norm=args.layer_norm,
                 platform=platform,
-                progress=_say,
+                progress=say,
             )
         except LayaAppleError as error:  # reraise: as a line and exit code 1, after the other buckets
-            facts.append({"bucket": bucket, **_failure(error)})
+            facts.append({"bucket": bucket, **failure(error)})
             continue
         took_s = time.perf_counter() - start
         facts.append(
@@ -117,8 +133,8 @@ def _build(args: argparse.Namespace) -> int:
             }
         )
         done = "built" if result.built else "found"
-        _say(f"{result.model} L{bucket}: {done} in {took_s:.1f} s, {result.path}")
-    return _finish(args, "build", checkpoint, platform, facts)
+        say(f"{result.model} L{bucket}: {done} in {took_s:.1f} s, {result.path}")
+    return finish(args, "build", checkpoint, platform, facts)
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -136,7 +152,7 @@ def _load_each(args: argparse.Namespace, action: str, *, full: bool) -> int:
     from laya_apple.artifacts.probe import run_probe
     from laya_apple.artifacts.store import load_verified
 
-    checkpoint, buckets, platform = _open(args)
+    checkpoint, buckets, platform = open_buckets(args)
     spec = checkpoint.spec
     host = HostSide(checkpoint)
     facts: list[dict[str, Any]] = []
@@ -153,12 +169,12 @@ def _load_each(args: argparse.Namespace, action: str, *, full: bool) -> int:
                 fact |= {"ok": probe.verdict == "PLACED", "probe": probe.to_dict()}
                 line = f"{line}, {probe.verdict}: {probe.why()}"
         except ArtifactError as error:  # reraise: as a line and exit code 1, after the other buckets
-            facts.append({"bucket": bucket, **_failure(error)})
+            facts.append({"bucket": bucket, **failure(error)})
             continue
         took_s = time.perf_counter() - start
         facts.append({**fact, "seconds": round(took_s, 3)})
-        _say(f"{spec.name} L{bucket}: {line} ({took_s:.2f} s)")
-    return _finish(args, action, checkpoint, platform, facts)
+        say(f"{spec.name} L{bucket}: {line} ({took_s:.2f} s)")
+    return finish(args, action, checkpoint, platform, facts)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -195,7 +211,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"synthetic": platform.virtual, "artifacts": entries}, indent=2, ensure_ascii=False))
         return 0
-    _label(platform)
+    label(platform)
     for entry in entries:
         print(_line(entry))
     if not entries:
@@ -217,29 +233,34 @@ def _line(entry: dict[str, Any]) -> str:
     return f"{line}\n           {entry['rejection']}" if entry["rejection"] else line
 
 
-def _failure(error: LayaAppleError) -> dict[str, Any]:
+def failure(error: LayaAppleError) -> dict[str, Any]:
+    """Print the error's line; returns its facts for the JSON document."""
     print(f"laya-apple: {error}", file=sys.stderr)
     return {"ok": False, "error": type(error).__name__, "message": str(error)}
 
 
-def _finish(
+def finish(
     args: argparse.Namespace,
     action: str,
     checkpoint: Checkpoint,
     platform: Platform,
     facts: list[dict[str, Any]],
+    **more: Any,
 ) -> int:
+    """Print the JSON document if asked for; returns the exit code: 1 when anything in ``facts`` failed."""
     if args.json:
         document = {
             "action": action,
             "model": checkpoint.spec.name,
             "revision": checkpoint.spec.revision,
             "synthetic": platform.virtual,
+            **more,
             "buckets": facts,
         }
         print(json.dumps(document, indent=2, ensure_ascii=False))
     return 0 if all(fact["ok"] for fact in facts) else 1
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """One line on standard error."""
     print(line, file=sys.stderr)

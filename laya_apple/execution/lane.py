@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -40,7 +41,7 @@ class RequestFuture(Future[Any]):
         return True
 
 
-class Job:
+class Job(ABC):
     """One request on its way through a lane. Stamps are ``time.monotonic_ns()``, 0 until they happen."""
 
     __slots__ = (
@@ -64,15 +65,23 @@ class Job:
         self.queue_enter_ns = self.sent_ns = self.dispatch_ns = 0
         self.cancelled = False
 
+    @property
+    def prepare_ms(self) -> float:
+        """How long the caller's thread took to prepare the rows."""
+        return 0.0
+
+    @abstractmethod
     def complete(
         self, outputs: list[RowOutput], service_start_ns: int, service_end_ns: int, received_ns: int
     ) -> Any:
         """What the Future resolves to; runs on the transport's thread. An error it raises fails the job."""
-        raise NotImplementedError
 
 
 class Transport(Protocol):
-    """Carries jobs to a backend and reports to the lane from a thread of its own."""
+    """Carries jobs to a backend and reports to the lane from a thread of its own.
+
+    ``send`` does not raise: a backend that cannot be reached is reported as dead, like any other death.
+    """
 
     depth: int
     """Jobs that may be sent and not yet answered."""
@@ -111,7 +120,7 @@ class Lane:
         self._queued: deque[Job] = deque()
         self._sent: deque[Job] = deque()
         self._waiting_ms = 0.0
-        self._completing = 0
+        self._completing = False
         self._free_ns = 0
         self._closing = False
         self._dead: BackendUnavailableError | None = None
@@ -125,7 +134,7 @@ class Lane:
     def last_active_ns(self) -> int | None:
         """None while a job is queued or running, else when the last one ended (0 before the first)."""
         with self._lock:
-            return None if self._queued or self._sent else self._free_ns
+            return None if self._queued or self._sent or self._completing else self._free_ns
 
     def start(self) -> None:
         """Begin loading; ``transport.ready`` tells when it is done."""
@@ -146,9 +155,7 @@ class Lane:
             job.queue_enter_ns = time.monotonic_ns()
             self._queued.append(job)
             self._waiting_ms += job.estimate_ms
-            broken = self._pump()
-        if broken is not None:
-            self.die(broken)
+            self._pump()
 
     def snapshot(self) -> QueueSnapshot:
         """Estimates of the jobs that wait plus the running one's remainder."""
@@ -168,18 +175,17 @@ class Lane:
             if not self._sent:
                 return  # The lane died meanwhile and has failed this job already.
             job = self._sent.popleft()
-            self._completing += 1
+            self._completing = True
             if self._sent:
                 self._dispatch(self._sent[0], max(self._sent[0].sent_ns, end_ns))
-            broken = self._pump()
-        if broken is not None:
-            self.die(broken)
+            self._pump()
         if not job.cancelled:
             _resolve(job, answer, start_ns, end_ns, received_ns)
-        with self._lock:
-            self._completing -= 1
-            self._free_ns = time.monotonic_ns()
-            if self._closing:
+        # Only this thread changes these two, so the lock is not needed, unless close() waits for them.
+        self._free_ns = time.monotonic_ns()
+        self._completing = False
+        if self._closing:
+            with self._lock:
                 self._idle.notify_all()
 
     def die(self, error: BackendUnavailableError) -> None:
@@ -239,22 +245,18 @@ class Lane:
         if self._closing:
             raise BackendUnavailableError("this Laya is closed")
 
-    def _pump(self) -> BackendUnavailableError | None:
-        """Send while the transport has room. Lock held. Returns the error of a transport that broke."""
+    def _pump(self) -> None:
+        """Send while the transport has room. Lock held."""
         while self._queued and len(self._sent) < self.transport.depth:
             job = self._queued[0]
             if self._sent and not self.transport.accepts_behind_another(job):
-                return None
+                return
             self._queued.popleft()
             job.sent_ns = time.monotonic_ns()
             self._sent.append(job)
             if len(self._sent) == 1:
                 self._dispatch(job, job.sent_ns)
-            try:
-                self.transport.send(job)
-            except OSError as error:  # reraise: fails every job of this device
-                return BackendUnavailableError(f"the {self.device} worker cannot be reached: {error}")
-        return None
+            self.transport.send(job)
 
     def _dispatch(self, job: Job, at_ns: int) -> None:
         """The device is free for this job. Lock held."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from laya_apple.checkpoint import Checkpoint, open_checkpoint
 from laya_apple.errors import BackendUnavailableError, InvalidRequestError, LayaAppleError
-from laya_apple.execution import report
+from laya_apple.execution import adaptive, report
 from laya_apple.execution.inline import Inline
 from laya_apple.execution.options import REQUEST_TIMEOUT_S, Options
 from laya_apple.execution.workers import Trace, Workers
@@ -87,6 +87,10 @@ class Laya:
         ``request_timeout`` seconds bound one forward, ``max_pending`` bounds a device's queue, and
         ``ane_startup="background"`` lets MLX serve while the Neural Engine loads.
 
+        ``ane_handoff``: under auto, with workers and the Neural Engine on a thread, forwards move between
+        coremltools' predict and Core ML's asynchronous prediction of the same artifact while the GPU is busy.
+        None does so where it is available, True insists on it, False never does; ``info()["ane_handoff"]``.
+
         Raises ValueError for arguments that cannot be served, before anything is downloaded or loaded;
         UnsupportedModelError, BackendUnavailableError or an ArtifactError for what cannot be loaded.
         """
@@ -109,10 +113,6 @@ class Laya:
         platform = current_platform()
         spec = resolve(model_id)
         options.check_handoff(spec.name)
-        if ane_handoff is True:
-            raise BackendUnavailableError(
-                "ane_handoff=True: adaptive ANE execution is not part of this version; leave it out"
-            )
         checkpoint = open_checkpoint(spec, local_files_only=local_files_only, platform=platform)
         return cls(options, checkpoint, platform, trace)
 
@@ -224,7 +224,9 @@ class Laya:
             "ane_dropped": dict(ane.dropped) if ane else {},
             "ane_probes": {bucket: dict(probe) for bucket, probe in ane.probes.items()} if ane else {},
             "ane_placement": options.ane_host(spec.name) if workers and ane else None,
-            "ane_handoff": {"active": False, "reason": self._handoff_reason()},
+            "ane_handoff": (
+                workers.handoff() if workers else adaptive.describe(options, spec.name, None, None)
+            ),
             "routing_profile": str(prospect.profile.path) if prospect.profile else None,
             "service_table": prospect.table.source,
             "request_timeout_s": options.request_timeout,
@@ -273,12 +275,6 @@ class Laya:
         if self._closed:
             raise BackendUnavailableError("this Laya is closed")
         return self._executor
-
-    def _handoff_reason(self) -> str:
-        if self._options.ane_handoff is False:
-            return "ane_handoff=False"
-        ineligible = self._options.handoff_ineligible(self._identity.spec.name)
-        return ineligible or "adaptive ANE execution is not part of this version"
 
 
 def _answers(

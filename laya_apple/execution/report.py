@@ -74,9 +74,11 @@ def check_loaded(spec: ModelSpec, info: BackendInfo, buckets: Sequence[int]) -> 
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, LayaAppleError):
             raise kind(message)
+        from laya_apple.artifacts.locations import build_command
+
         raise ArtifactMissingError(
-            f"{spec.name} has no Neural Engine artifact of length {bucket} here; build it with "
-            f"`laya-apple artifacts build {spec.name} --bucket {bucket}`"
+            f"{spec.name} L{bucket} is not loaded on the Neural Engine; build it with: "
+            f"{build_command(spec, bucket)}"
         )
 
 

@@ -23,6 +23,7 @@ from laya_apple.execution.loading import LoadRequest, load_backend, run_forward
 from laya_apple.platform import current_platform
 
 if TYPE_CHECKING:
+    from laya_apple.execution.adaptive import Adaptive
     from laya_apple.execution.lane import Job, Lane
 
 WORKER_MODULE = "laya_apple.execution.worker_main"
@@ -33,9 +34,10 @@ class ThreadTransport:
 
     depth = 1
 
-    def __init__(self, request: LoadRequest) -> None:
+    def __init__(self, request: LoadRequest, adaptive: Adaptive | None = None) -> None:
         self.ready: Future[BackendInfo] = Future()
         self._request = request
+        self._adaptive = adaptive
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._abandoned = False
@@ -78,6 +80,8 @@ class ThreadTransport:
     def _run(self, lane: Lane) -> None:
         try:
             backend = load_backend(self._request, current_platform())
+            if self._adaptive is not None:
+                self._adaptive.attach(backend)
             backend.warm()
         except BaseException as error:  # reraise: through the Future, to whoever loads
             self.ready.set_exception(error)
@@ -88,13 +92,17 @@ class ThreadTransport:
                 self._serve(lane, backend, job)
                 del job
         finally:
+            if self._adaptive is not None:
+                self._adaptive.close()
             backend.close()
 
-    @staticmethod
-    def _serve(lane: Lane, backend: Backend, job: Job) -> None:
+    def _serve(self, lane: Lane, backend: Backend, job: Job) -> None:
         start_ns = time.monotonic_ns()
         try:
-            outputs = run_forward(backend, lane.device, job.rows)
+            if self._adaptive is not None:
+                outputs = self._adaptive.run(backend, lane.device, job)
+            else:
+                outputs = run_forward(backend, lane.device, job.rows)
         except LayaAppleError as error:  # reraise: through the Future of this request
             lane.finished(start_ns, time.monotonic_ns(), error)
             return
@@ -104,9 +112,9 @@ class ThreadTransport:
 class ProcessTransport:
     """A backend in a worker process, so that its work never holds this process's interpreter lock.
 
-    The worker is a fresh interpreter (the caller's main module is not imported again) holding one end of a
-    private socket pair. It ignores Ctrl-C, which is this process's to handle, and ends by itself when the
-    socket closes or this process dies.
+    The worker is a fresh interpreter (the caller's main module is not imported again) holding one end each
+    of two private socket pairs, requests and replies. It ignores Ctrl-C, which is this process's to handle,
+    and ends by itself when the sockets close or this process dies.
     """
 
     depth = 2
@@ -116,9 +124,11 @@ class ProcessTransport:
         self._request = request
         self._send_timeout_s = send_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._sock: socket.socket | None = None
+        self._requests: socket.socket | None = None
+        self._replies: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._loaded = False
+        self._fault = ""
         self.load_warnings: list[tuple[str, str]] = []
         """(category name, message) of the runtime's own warnings at load, for the parent to issue again."""
 
@@ -129,20 +139,20 @@ class ProcessTransport:
     def start(self, lane: Lane) -> None:
         if not sys.executable:
             raise BackendUnavailableError("sys.executable is empty, so no worker process can be started")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            for end in (ours, theirs):
+        # One pair each way. On Linux, reading from a pair wakes whoever waits for data on its other end too,
+        # so with a single one every request would wake this side's reader once for nothing.
+        requests, their_requests = socket.socketpair()
+        replies, their_replies = socket.socketpair()
+        with their_requests, their_replies:
+            for end in (requests, their_replies):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wire.BUFFER_BYTES)
-            seconds = int(self._send_timeout_s)
-            microseconds = int((self._send_timeout_s - seconds) * 1e6)
-            ours.setsockopt(
-                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, max(microseconds, 1))
-            )
-            self._sock = ours
+            _limit_send_time(requests, self._send_timeout_s)
+            self._requests, self._replies = requests, replies
             try:
-                self._process = _spawn(theirs)
+                self._process = _spawn(their_requests.fileno(), their_replies.fileno())
             except OSError as error:  # reraise: names what could not be started
-                ours.close()
+                requests.close()
+                replies.close()
                 raise BackendUnavailableError(
                     f"the {lane.device} worker process could not be started: {error}"
                 ) from error
@@ -159,9 +169,15 @@ class ProcessTransport:
         job.frame = wire.pack_rows(job.request_id, job.rows)
 
     def send(self, job: Job) -> None:
-        assert self._sock is not None
-        self._sock.sendall(job.frame)
-        job.frame = b""
+        assert self._requests is not None
+        frame, job.frame = job.frame, b""
+        try:
+            self._requests.sendall(frame)
+        except BlockingIOError:  # reraise: by the reader thread, which sees the worker end
+            self._fault = f"did not read a request within {self._send_timeout_s:g} s"
+            self.abandon()
+        except OSError:  # reraise: by the reader thread, which sees the worker end
+            self.abandon()
 
     def abandon(self) -> None:
         """Kill the worker; its reader thread then sees the socket end."""
@@ -169,11 +185,11 @@ class ProcessTransport:
             self._process.kill()
 
     def stop(self, grace_s: float) -> None:
-        process, sock = self._process, self._sock
-        if process is None or sock is None:
+        process, requests, replies = self._process, self._requests, self._replies
+        if process is None or requests is None or replies is None:
             return
         with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_WR)
+            requests.shutdown(socket.SHUT_RDWR)
         try:
             process.wait(grace_s)
         except subprocess.TimeoutExpired:  # cleanup: it had its time
@@ -181,16 +197,18 @@ class ProcessTransport:
             process.wait()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(grace_s)
-        sock.close()
+        requests.close()
+        replies.close()
 
     def describe(self) -> dict[str, Any]:
         return {"placement": "process", "pid": self._process.pid if self._process else None}
 
     def _run(self, lane: Lane) -> None:
-        assert self._sock is not None
-        reader = wire.FrameReader(self._sock)
+        assert self._requests is not None
+        assert self._replies is not None
+        reader = wire.FrameReader(self._replies)
         with contextlib.suppress(OSError):  # A worker that died at once is noticed just below.
-            self._sock.sendall(wire.frame(pickle.dumps(self._request)))
+            self._requests.sendall(wire.frame(pickle.dumps(self._request)))
         error: LayaAppleError | None = None
         while (payload := reader.next()) is not None:
             if not self._loaded:
@@ -218,19 +236,34 @@ class ProcessTransport:
         except subprocess.TimeoutExpired:  # closed: it let go of the socket but lives on, so it is ended
             self._process.kill()
             code = self._process.wait()
+        how = f"exited with {code}"
         if code < 0:
-            with contextlib.suppress(ValueError):
-                how = f"killed by {signal.Signals(-code).name}"
-                return f"the {device} worker (process {self._process.pid}) was {how}; load the model again"
-        return f"the {device} worker (process {self._process.pid}) exited with {code}; load the model again"
+            how = f"was killed by {_signal_name(-code)}"
+        if self._fault:
+            how = self._fault
+        return f"the {device} worker (process {self._process.pid}) {how}; load the model again"
 
 
-def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # closed: a signal without a name is shown by its number
+        return f"signal {number}"
+
+
+def _limit_send_time(sock: socket.socket, seconds: float) -> None:
+    """A send that takes longer fails; a worker that never reads must not hold a caller for ever."""
+    whole = int(seconds)
+    microseconds = max(int((seconds - whole) * 1e6), 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, microseconds))
+
+
+def _spawn(requests: int, replies: int) -> subprocess.Popen[bytes]:
     path = [entry or os.getcwd() for entry in sys.path]
     return subprocess.Popen(
         # -P: the worker's path is this process's path, not the current directory.
-        [sys.executable, "-P", "-m", WORKER_MODULE, str(theirs.fileno()), str(os.getpid())],
-        pass_fds=(theirs.fileno(),),
+        [sys.executable, "-P", "-m", WORKER_MODULE, str(requests), str(replies), str(os.getpid())],
+        pass_fds=(requests, replies),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},

@@ -1,6 +1,6 @@
-"""Frames between a process and its worker, over a private socket pair.
+"""Frames between a process and its worker, over private socket pairs.
 
-The pair is made by the parent and one end is inherited by the worker alone: nothing else can connect to it,
+A pair is made by the parent and one end is inherited by the worker alone: nothing else can connect to it,
 so what comes out of it comes from this process's own child, the same interpreter. That is why pickle (set-up)
 and marshal (requests: an order of magnitude fewer instructions than pickling dataclasses) are fit here.
 """
@@ -35,29 +35,51 @@ def frame(payload: bytes) -> bytes:
 
 
 class FrameReader:
-    """Reads whole frames; one system call a frame when they are small."""
+    """Reads whole frames; one system call a frame when they are small, into memory that is used again."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._buffer = bytearray()
+        self._receive = sock.recv_into
+        self._buffer = bytearray(SMALL_BYTES)
+        self._begin = self._end = 0
 
     def next(self) -> bytes | None:
         """The next frame's payload, or None when the other side is gone."""
-        buffer = self._buffer
-        while True:
-            if len(buffer) >= _HEADER.size:
-                end = _HEADER.size + _HEADER.unpack_from(buffer)[0]
-                if len(buffer) >= end:
-                    payload = bytes(buffer[_HEADER.size : end])
-                    del buffer[:end]
-                    return payload
+        if self._begin == self._end:
+            # First of all: whoever was just handed a result waits for this thread to let go of the
+            # interpreter lock, which this call does.
             try:
-                received = self._sock.recv(SMALL_BYTES)
+                self._begin, self._end = 0, self._receive(self._buffer)
             except OSError:  # closed: the caller treats it as the other side's death
                 return None
-            if not received:
-                return None
-            buffer += received
+        if not self._fill(_HEADER.size):
+            return None
+        (size,) = _HEADER.unpack_from(self._buffer, self._begin)
+        if not self._fill(_HEADER.size + size):
+            return None
+        begin = self._begin + _HEADER.size
+        self._begin = begin + size
+        return bytes(memoryview(self._buffer)[begin : self._begin])
+
+    def _fill(self, wanted: int) -> bool:
+        """Have at least ``wanted`` unread bytes in the buffer, contiguous."""
+        if self._end - self._begin >= wanted:
+            return True
+        if self._begin + wanted > len(self._buffer):
+            unread = self._buffer[self._begin : self._end]
+            if wanted > len(self._buffer):
+                self._buffer = bytearray(2 * wanted)
+            self._buffer[: len(unread)] = unread
+            self._begin, self._end = 0, len(unread)
+        with memoryview(self._buffer) as view:
+            while self._end - self._begin < wanted:
+                try:
+                    received = self._receive(view[self._end :])
+                except OSError:  # closed: the caller treats it as the other side's death
+                    return False
+                if not received:
+                    return False
+                self._end += received
+        return True
 
 
 def pack_rows(request_id: int, rows: Sequence[Row]) -> bytes:

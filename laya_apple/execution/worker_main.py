@@ -1,7 +1,7 @@
-"""The worker process: ``python -m laya_apple.execution.worker_main FD PARENT_PID``.
+"""The worker process: ``python -m laya_apple.execution.worker_main REQUESTS_FD REPLIES_FD PARENT_PID``.
 
 Loads one backend as the first frame says, answers with its facts, then serves one request at a time until
-its socket ends. Started by ``transports.ProcessTransport`` only.
+its requests end. Started by ``transports.ProcessTransport`` only.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def main(argv: list[str]) -> int:
-    """Serve until the parent closes its end of the socket, or dies. Returns the exit code."""
+    """Serve until the parent closes its end, or dies. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_outlive_not, args=(int(argv[1]),), name="parent-watch", daemon=True).start()
+    threading.Thread(target=_outlive_not, args=(int(argv[2]),), name="parent-watch", daemon=True).start()
     platform = current_platform()
     # Imported here, after the platform's hook has run.
     from laya_apple.execution import wire
     from laya_apple.execution.loading import load_backend, run_forward
 
-    sock = socket.socket(fileno=int(argv[0]))
-    reader = wire.FrameReader(sock)
+    reader = wire.FrameReader(socket.socket(fileno=int(argv[0])))
+    replies = socket.socket(fileno=int(argv[1]))
     first = reader.next()
     if first is None:
         return 0
@@ -46,12 +46,12 @@ def main(argv: list[str]) -> int:
             backend = load_backend(request, platform)
             backend.warm()
     except Exception as error:  # reraise: in the parent, as the same type
-        sock.sendall(wire.frame(pickle.dumps((wire.as_failure(error), own.caught))))
+        replies.sendall(wire.frame(pickle.dumps((wire.as_failure(error), own.caught))))
         return 1
     # What loading has made stays; collections need not walk it again.
     gc.collect()
     gc.freeze()
-    sock.sendall(wire.frame(pickle.dumps((backend.info, own.caught))))
+    replies.sendall(wire.frame(pickle.dumps((backend.info, own.caught))))
     while (payload := reader.next()) is not None:
         request_id, rows = wire.unpack_rows(payload)
         start_ns = time.monotonic_ns()
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         except LayaAppleError as error:  # reraise: in the parent, through the request's Future
             reply = wire.pack_failure(request_id, start_ns, time.monotonic_ns(), error)
         try:
-            sock.sendall(reply)
+            replies.sendall(reply)
         except OSError:  # closed: the parent is gone, and this process with it
             break
     backend.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from laya_apple import routing
 from laya_apple.backends.base import BackendInfo, RowOutput
 from laya_apple.errors import LayaAppleError
-from laya_apple.execution import engine, report
+from laya_apple.execution import adaptive, engine, report
 from laya_apple.execution.lane import Job, Lane
 from laya_apple.execution.loading import LoadRequest
 from laya_apple.execution.notices import warn_caller, warn_from_thread
@@ -59,6 +59,10 @@ class Request(Job):
     prepared_ns: int
     routed_ns: int
 
+    @property
+    def prepare_ms(self) -> float:
+        return (self.prepared_ns - self.submit_ns) / 1e6
+
     def complete(
         self, outputs: list[RowOutput], service_start_ns: int, service_end_ns: int, received_ns: int
     ) -> Result:
@@ -96,6 +100,7 @@ class Workers:
         self._ane_up = threading.Event()
         self._pending_warning: str | None = None
         self.ane_error: str | None = None
+        self._adaptive: adaptive.Adaptive | None = None
         self.prospect = engine.prospect(platform, checkpoint.spec)
         self._ane = AneState(self.prospect.unavailable, self.prospect.auto_buckets)
         wants_ane = options.device == "ane" or (options.device == "auto" and self._ane.unavailable is None)
@@ -105,6 +110,8 @@ class Workers:
             if wants_ane:
                 self._start("ane", checkpoint)
             self._await_lanes()
+            if options.ane_handoff is True:
+                adaptive.require(self._adaptive, self._ane_missing())
         except BaseException:  # reraise: no worker outlives a failed load
             self.close(0.0)
             raise
@@ -124,7 +131,8 @@ class Workers:
         )
         transport: ThreadTransport | ProcessTransport
         if device == "ane" and options.ane_host(checkpoint.spec.name) == "thread":
-            transport = ThreadTransport(request)
+            self._adaptive = adaptive.create(options, checkpoint.spec.name, self._lanes.get("gpu"))
+            transport = ThreadTransport(request, self._adaptive)
         else:
             transport = ProcessTransport(request, send_timeout_s=options.request_timeout)
         lane = Lane(
@@ -163,6 +171,7 @@ class Workers:
             _reissue(lane)
             self._infos["ane"] = info
             self._ane = AneState(None, auto_buckets, info.buckets)
+            adaptive.warn_unavailable(self._adaptive, on_caller=self._options.ane_startup == "wait")
         self._ane_up.set()
 
     def _lose_ane(self, error: BaseException) -> None:
@@ -232,6 +241,8 @@ class Workers:
             request.gpu, request.ane = gpu, ane
             request.submit_ns, request.prepared_ns = submit_ns, prepared_ns
             request.routed_ns = time.monotonic_ns()
+            if self._adaptive is not None and lane.device == "gpu":
+                self._adaptive.gpu_request()
             lane.submit(request)
         return request
 
@@ -326,6 +337,14 @@ class Workers:
         """The queues of the devices that serve."""
         found = {device: self._snapshot(device) for device in self._lanes}
         return {device: snapshot for device, snapshot in found.items() if snapshot is not None}
+
+    def handoff(self) -> dict[str, Any]:
+        """``info()["ane_handoff"]``."""
+        return adaptive.describe(self._options, self._spec.name, self._adaptive, self._ane_missing())
+
+    def _ane_missing(self) -> str | None:
+        """Why this auto instance's Neural Engine is not in use, or None where it is."""
+        return self.ane_error or (None if "ane" in self._infos else self._ane.unavailable)
 
     def ane_state(self) -> AneState:
         self._notice_dead_ane()

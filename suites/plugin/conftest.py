@@ -1,6 +1,13 @@
 """Inner pytest runs start from an installed default: no platform hook, a cache of their own."""
 
+# An inner run in this process forgets what it imported, and these load once a process: here, before it.
+import jsonschema  # noqa: F401
+import mlx.core  # noqa: F401
+import numpy  # noqa: F401
 import pytest
+import safetensors  # noqa: F401
+import tokenizers  # noqa: F401
+from recording import ON_MAC
 
 
 @pytest.fixture(autouse=True)
@@ -8,6 +15,8 @@ def _clean_start(monkeypatch, tmp_path):
     monkeypatch.delenv("LAYA_APPLE_PLATFORM", raising=False)
     monkeypatch.setenv("LAYA_APPLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CI", "1")
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -17,7 +26,7 @@ def inner(pytester):
     Only this plugin is loaded, unless ``plugins`` says that everything installed is.
     """
 
-    def run(source, *arguments, ini="", plugins=False, subprocess=False):
+    def run(source, *arguments, ini="", plugins=False, subprocess=ON_MAC):
         if ini:
             pytester.makeini("[pytest]\n" + ini)
         pytester.makepyfile(test_inner=source)

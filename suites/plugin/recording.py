@@ -1,5 +1,11 @@
 """Inner tests that record metrics of a chosen sample, as the switchyard fixture does after a run."""
 
+import platform
+import sys
+
+ON_MAC = sys.platform == "darwin" and platform.machine() == "arm64"
+"""There, inner runs get a process of their own: a virtual Mac would replace this one's Core ML bridge."""
+
 RECORD = """
     import pytest
     from pytest_laya import session

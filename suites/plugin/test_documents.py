@@ -1,6 +1,8 @@
 """README and CONTRIBUTING tell the truth: options, markers, fixtures and links are what the code has."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,22 @@ def test_ci_runs_the_readme_s_own_command():
     assert commands[1].endswith("pip install -e '.[test]' && .venv/bin/pytest")
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "README.md | grep '^python3 '" in ci
+
+
+def code_blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_readme_s_first_answer_is_right():
+    (asking, _) = code_blocks("python")
+    done = subprocess.run([sys.executable, "-c", asking], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    answer, ran = done.stdout.splitlines()
+    assert answer.startswith("shipping {'billing': ")
+    assert ran == "cpu cpu_requested"
+
+
+def test_the_readme_s_test_passes_on_the_virtual_mac(inner):
+    (_, testing) = code_blocks("python")
+    result = inner(testing, "--laya-platform=virtual", subprocess=True)
+    result.assert_outcomes(passed=1)

@@ -1,9 +1,7 @@
 """The markers: always registered, never misspelled, never with arguments they do not take."""
 
-import platform
-import sys
-
 import pytest
+from recording import ON_MAC
 
 MARKED = """
     import pytest
@@ -65,14 +63,9 @@ def test_wrong_markers_are_refused(inner, marker, message):
     result.stderr.fnmatch_lines([f"ERROR: test_inner.py::test_it: {message}"])
 
 
-@pytest.mark.skipif(
-    sys.platform == "darwin" and platform.machine() == "arm64",
-    reason="this is the hardware that the mark wants",
-)
-def test_hardware_tests_are_skipped_elsewhere(inner):
-    result = inner(MARKED.format(marker="laya_hardware"), "-rs")
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED * needs real Apple silicon; this is: real machine"])
+def test_hardware_tests_run_on_hardware_alone(inner):
+    result = inner(MARKED.format(marker="laya_hardware"), "-rs", "--laya-platform=real")
+    result.assert_outcomes(passed=ON_MAC, skipped=not ON_MAC)
 
 
 def test_the_virtual_mac_is_no_hardware(inner):

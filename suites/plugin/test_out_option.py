@@ -101,6 +101,7 @@ def test_ctrl_c_keeps_what_finished(inner, pytester):
     assert result.ret == pytest.ExitCode.INTERRUPTED
     document = session_of(pytester.path / "out")
     assert (document["state"], document["exit_status"]) == ("interrupted", 2)
+    result.stdout.fnmatch_lines(["results: out (the session was interrupted; what finished is kept)"])
     assert document["tests"]["passed"] == 1
     assert [one["name"] for one in document["metrics"]] == ["hybrid.late.rate"]
     assert (
@@ -155,3 +156,24 @@ def test_traces_are_written_one_file_a_test(inner, pytester):
     assert json.loads(line)["request_id"] == 7
     files = session_of(pytester.path / "out")["files"]
     assert files["traces/test_inner.py-test_traced.jsonl"] == "traces/test_inner.py-test_traced.jsonl"
+
+
+def test_a_run_without_a_finished_round_is_written_down_too(inner, pytester):
+    result = inner(
+        """
+        from pytest_laya import session, switchyard
+        def test_failed(request):
+            ane = dict.fromkeys(("reason", "reason_text", "detail", "setup_command"))
+            failures = {"gpu_only": "BackendUnavailableError: the worker died"}
+            ours = session.of(request.config)
+            run = switchyard.SwitchyardRun(None, (), None, None, ane, failures, None, ours)
+            switchyard.record(run, None)
+            run.round("gpu_only")
+        """,
+        "--laya-out=out",
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["gpu_only: failed: BackendUnavailableError: the worker died"])
+    (run,) = session_of(pytester.path / "out")["switchyard"]
+    assert (run["folder"], run["files"]) == (None, [])
+    assert run["failures"] == {"gpu_only": "BackendUnavailableError: the worker died"}

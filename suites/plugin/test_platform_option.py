@@ -1,9 +1,7 @@
 """--laya-platform: which machine the session runs on, and how loudly it says so."""
 
-import platform
-import sys
-
 import pytest
+from recording import ON_MAC
 
 SHOW_HOOK = """
     import os
@@ -12,7 +10,6 @@ SHOW_HOOK = """
 """
 
 VIRTUAL = "pytest_laya.virtual_mac:platform"
-ON_MAC = sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def hook_line(result):

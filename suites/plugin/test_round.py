@@ -2,8 +2,10 @@
 
 import json
 import math
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("played")
     command = [
         sys.executable, "-m", "pytest", "suites/switchyard", "--seed", "11", "--duration", "3",
-        "--laya-device", "gpu", "--laya-platform", "virtual", f"--laya-out={folder}", "-p", "no:cacheprovider",
+        "--laya-device", "gpu", "--laya-platform", "virtual", f"--laya-out={folder}",
+        "-p", "no:cacheprovider",
         "--laya-gate", "gpu_only.route_accuracy >= 0.9", "--laya-allow-synthetic",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -137,3 +140,45 @@ def test_every_number_follows_from_the_trace(lines, result):
 def test_laya_mini_routes_every_train(result):
     assert result["model"]["name"] == "laya-mini"
     assert result["rounds"][0]["game"]["route_accuracy"] == 1.0
+
+
+def start(folder, *arguments, **popen):
+    command = [
+        sys.executable, "-m", "pytest", "suites/switchyard", "--seed", "12", "--duration", "3",
+        "--laya-platform", "virtual", f"--laya-out={folder}", "-p", "no:cacheprovider", *arguments,
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **popen
+    )
+
+
+def test_a_gpu_only_round_that_fails_is_red_and_says_why(virtual_mac, tmp_path):
+    """The virtual GPU refuses a forward; the fault reaches the worker process by the environment."""
+    virtual_mac.profile("m4max")
+    virtual_mac.fault("gpu_error")
+    process = start(tmp_path / "out", "--laya-device=gpu")
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, output
+    assert "gpu_only: failed: RoundFailed: " in output
+    assert "the virtual GPU failed this forward" in output
+    session = json.loads((tmp_path / "out" / "session.json").read_text())
+    assert session["state"] == "finished"
+    assert session["switchyard"][0]["folder"] is None
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
+def test_ctrl_c_in_a_round_ends_the_session_and_says_so(tmp_path):
+    process = start(tmp_path / "out", "--laya-device=gpu", "-s")
+    shown = ""
+    for line in process.stdout:
+        shown += line
+        if "gpu_only: 5 s warm-up, then 3 s" in line:
+            time.sleep(2)  # into the loading or the warm-up, which take more than 5 s
+            process.send_signal(signal.SIGINT)
+            break
+    output = shown + process.communicate(timeout=300)[0]
+    assert process.returncode == 2, output
+    assert "(the session was interrupted; what finished is kept)" in output
+    session = json.loads((tmp_path / "out" / "session.json").read_text())
+    assert (session["state"], session["exit_status"]) == ("interrupted", 2)
+    assert session["switchyard"][0]["failures"] == {"gpu_only": "interrupted"}

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from recording import ON_MAC
 from switchyard_fakes import Behaviour, Stage, ready_checks
 
 SUITE = Path(__file__).resolve().parents[1] / "switchyard"
@@ -20,7 +21,8 @@ def suite(pytester, monkeypatch):
     def run(*arguments, plugins=()):
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         loaded = [part for name in ("pytest_laya.plugin", *plugins) for part in ("-p", name)]
-        return pytester.runpytest_inprocess(*loaded, "-rs", "-p", "no:cacheprovider", *arguments)
+        runner = pytester.runpytest_subprocess if ON_MAC else pytester.runpytest_inprocess
+        return runner(*loaded, "-rs", "-p", "no:cacheprovider", *arguments)
 
     return run
 

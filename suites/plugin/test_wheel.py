@@ -39,12 +39,12 @@ def test_the_installed_package_is_the_wheel_s(elsewhere):
 
 
 def test_the_wheel_holds_the_product_and_no_tests_of_ours(elsewhere):
-    python, root = elsewhere
+    _, root = elsewhere
     (site,) = (root / "venv" / "lib").glob("python3*/site-packages")
     shipped = {
         path.name for path in (site / "pytest_laya" / "suites").iterdir() if path.name != "__pycache__"
     }
-    assert shipped == {"__init__.py", "switchyard"}
+    assert shipped == {"__init__.py", "parity", "probe", "switchyard"}
     assert (site / "laya_apple" / "data" / "switchyard-result.schema.json").is_file()
     assert (site / "laya_apple" / "demos" / "switchyard" / "static" / "index.html").is_file()
     assert (site / "laya_apple" / "py.typed").is_file()
@@ -55,15 +55,31 @@ def test_the_shipped_suite_runs_a_round(elsewhere):
     python, root = elsewhere
     done = subprocess.run(
         [
-            python, "-m", "pytest", "--pyargs", "pytest_laya.suites.switchyard", "--seed", "11", "--duration", "3",
-            "--laya-platform", "virtual", "--laya-device", "gpu", "--out", "out", "-p", "no:cacheprovider",
+            python, "-m", "pytest", "--pyargs", "pytest_laya.suites.switchyard", "-p", "no:cacheprovider",
+            "--seed", "11", "--duration", "3",
+            "--laya-platform", "virtual", "--laya-device", "gpu",
         ],
         cwd=root, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads((root / "out" / "result.json").read_text())
+    (folder,) = (root / "switchyard-results").iterdir()
+    assert folder.name.endswith("Z-virtual-mac")
+    result = json.loads((folder / "result.json").read_text())
     assert (result["synthetic"], result["workload"]["duration_s"]) == (True, 3)
     assert (
-        len((root / "out" / "trace.jsonl").read_text().splitlines())
+        len((folder / "trace.jsonl").read_text().splitlines())
         == result["workload"]["offered"]["requests"]
     )
+
+
+def test_the_shipped_parity_suite_holds_laya_mini_to_its_goldens(elsewhere):
+    python, root = elsewhere
+    done = subprocess.run(
+        [
+            python, "-m", "pytest", "--pyargs", "pytest_laya.suites.parity", "-p", "no:cacheprovider",
+            "-k", "TestGoldensHold and laya-mini and (prompts or numpy)",
+        ],
+        cwd=root, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout

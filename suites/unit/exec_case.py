@@ -92,6 +92,8 @@ class Machine:
         return laya
 
     def workers(self, device: str, **arguments: Any) -> Laya:
+        # The scripted engine has no asynchronous path, which is warned about once a process.
+        arguments.setdefault("ane_handoff", False)
         return self.load(device, execution="workers", **arguments)
 
     def close(self) -> None:

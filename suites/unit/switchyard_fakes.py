@@ -38,7 +38,10 @@ class VirtualTime:
 
 @dataclass
 class Behaviour:
-    """What the fake does. Counts are of timed-round or warm-up requests of one Laya, from 0."""
+    """What the fake does. Counts are of one Laya's requests, the warm-up's included, from 0.
+
+    ``service_ms`` is by device; a background class named in it has a time of its own.
+    """
 
     train_target: str = "gpu"
     reason: Callable[[int], str] = lambda count: "gpu_requested"
@@ -64,9 +67,12 @@ class FakeLaya:
         self.free_ns = {"gpu": 0, "ane": 0}
         self.count = 0
         self.closed = False
+        self.warmup = -1
 
     def submit(self, context: Any, questions: Any) -> Future[Result]:
         does, count = self.behaviour, self.count
+        if count == self.warmup:
+            self.free_ns = {"gpu": 0, "ane": 0}  # the warm-up has been drained
         self.count += 1
         if (error := does.fail_submit(count)) is not None:
             raise error
@@ -82,11 +88,12 @@ class FakeLaya:
             target = does.target(count)
         now = self.time.now_ns
         start = max(now + 30_000, self.free_ns[target])
-        end = start + round(does.service_ms[target] * 1e6)
+        service_ms = does.service_ms.get(str(context).removeprefix("ticket "), does.service_ms[target])
+        end = start + round(service_ms * 1e6)
         self.free_ns[target] = end
         snapshot = QueueSnapshot(0.0, 0, False)
         trace = RequestTrace(
-            count, 64 if is_train else 512, 1, target, does.reason(count), does.service_ms[target],
+            count, 64 if is_train else 512, 1, target, does.reason(count), service_ms,
             snapshot, None, now, now + 10_000, now + 20_000, now + 30_000, start, start, end,
             end + 10_000, end + 20_000,
         )  # fmt: skip
@@ -118,7 +125,7 @@ class FakeLaya:
     def info(self) -> dict[str, Any]:
         return self.behaviour.info
 
-    def close(self) -> None:
+    def close(self, timeout: float) -> None:
         self.closed = True
 
 
@@ -131,6 +138,7 @@ class Stage:
     loaded: list[tuple[str, FakeLaya]] = field(default_factory=list)
     arguments: list[dict[str, Any]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    seed: int = world.SEED
 
     def factory(self, model: str, **arguments: Any) -> FakeLaya:
         assert all(laya.closed for _, laya in self.loaded), "two instances share the machine"
@@ -138,6 +146,7 @@ class Stage:
         if behaviour.fail_load is not None:
             raise behaviour.fail_load
         laya = FakeLaya(self.time, behaviour, arguments["trace"])
+        laya.warmup = len(world.warmup_schedule(self.seed))
         self.loaded.append((arguments["device"], laya))
         self.arguments.append({"model": model, **arguments})
         return laya
@@ -146,6 +155,7 @@ class Stage:
         """A 3 s run into ``out`` on the virtual Mac, unless told otherwise."""
         known = {"platform", "checks", "steps", "background", "drain_timeout_s"}
         asked = {"duration_s": 3, "out": out, **{k: v for k, v in changes.items() if k not in known}}
+        self.seed = asked.get("seed", world.SEED)
         given = {"platform": VIRTUAL_MAC, "checks": ready_checks(), "background": BACKGROUND}
         given |= {key: value for key, value in changes.items() if key in known}
         return run.run(
@@ -183,3 +193,8 @@ def raising(error: Exception, only: int | None = None) -> Callable[[int], str]:
         return SHA
 
     return load_verified
+
+
+def linux() -> Platform:
+    """For ``LAYA_APPLE_PLATFORM``: a machine that is no Mac."""
+    return LINUX

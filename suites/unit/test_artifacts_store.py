@@ -124,7 +124,7 @@ def _required(schema: dict[str, Any], whole: dict[str, Any], path: tuple[str, ..
 def _all_required() -> list[str]:
     from importlib.resources import files
 
-    text = files("laya_apple.data").joinpath("artifact-manifest.schema.json").read_text(encoding="utf-8")
+    text = files("laya_apple").joinpath("data/artifact-manifest.schema.json").read_text(encoding="utf-8")
     schema = json.loads(text)
     return list(_required(schema, schema))
 
@@ -310,6 +310,27 @@ def test_off_apple_silicon(registered: Registered) -> None:
     linux = Platform(soc="x86", macos="", macos_build="", machine="x86_64", memory_bytes=1)
     with pytest.raises(BackendUnavailableError, match="needs an Apple silicon Mac"):
         load_verified(registered.checkpoint.spec, 64, platform=linux)
+
+
+def test_before_macos_15(registered: Registered) -> None:
+    registered.mac.fault("other_platform", macos="14.7.1")
+    with pytest.raises(BackendUnavailableError, match=r"needs macOS 15 or newer; this Mac runs 14\.7\.1"):
+        registered.load()
+
+
+def test_a_manifest_that_is_no_file_is_a_missing_artifact(registered: Registered) -> None:
+    registered.manifest_path.unlink()
+    registered.manifest_path.mkdir()
+    with pytest.raises(ArtifactMissingError):
+        registered.load()
+
+
+def test_a_quarantine_that_fails_still_refuses(registered: Registered) -> None:
+    registered.locations.quarantine.write_text("a file in the place of the folder", encoding="utf-8")
+    registered.manifest_path.write_text("{", encoding="utf-8")
+    for _ in range(2):
+        with pytest.raises(ArtifactIntegrityError, match="could not be moved away"):
+            registered.load()
 
 
 def test_a_real_platform_refuses_a_synthetic_artifact(registered: Registered) -> None:

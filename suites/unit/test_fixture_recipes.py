@@ -1,4 +1,4 @@
-"""The committed fixtures are what their recipes write, in the reference environment. Slow tier: needs torch."""
+"""The committed fixtures are what their recipes write in the reference environment (slow tier: torch)."""
 
 from __future__ import annotations
 

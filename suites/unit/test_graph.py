@@ -17,8 +17,9 @@ from straight_forward import straight_forward, worst
 from laya_apple.artifacts.convert import convert
 from laya_apple.artifacts.evaluate import evaluate
 from laya_apple.artifacts.features import HostSide
-from laya_apple.artifacts.graph import INPUT_NAMES, OUTPUT_NAMES, GraphShape, build_graph
-from laya_apple.artifacts.layout import LayoutCheck, check_layout, check_rows
+from laya_apple.artifacts.graph import INPUT_NAMES, OUTPUT_NAMES, Graph, GraphShape, build_graph
+from laya_apple.artifacts.layout import LayoutCheck, check_layout, check_rows, expected_outputs
+from laya_apple.artifacts.tensors import TensorFile
 from laya_apple.checkpoint import Checkpoint, open_checkpoint
 from laya_apple.errors import ArtifactError
 
@@ -46,6 +47,10 @@ def _saved(checkpoint: Checkpoint, package: Path, length: int = 64, spelling: An
     graph = build_graph(GraphShape.of(checkpoint, length, spelling), checkpoint.tensors())
     digest = convert(graph, package)
     return load_spec(str(package)), digest
+
+
+def _check(graph: Graph, checkpoint: Checkpoint) -> LayoutCheck:
+    return check_layout(graph, checkpoint, expected_outputs(checkpoint, graph.shape.length))
 
 
 def _main(spec: Any) -> tuple[Any, Any]:
@@ -105,7 +110,7 @@ def test_the_layout_check_passes_for_every_kind_of_checkpoint(
 ) -> None:
     checkpoint = _variant(tmp_path, name)
     graph = build_graph(GraphShape.of(checkpoint, 50, spelling), checkpoint.tensors())
-    check = check_layout(graph, checkpoint)
+    check = _check(graph, checkpoint)
     assert check.passed
     # Far inside the limit of 1e-3: what is left is float32 rounding of logits of size one to ten.
     assert check.max_logit_difference < 1e-4
@@ -117,7 +122,7 @@ def test_one_attention_head_everywhere(tmp_path: Path) -> None:
     checkpoint = _variant(tmp_path, "heads32_old_theta_keys", num_attention_heads=1)
     graph = build_graph(GraphShape.of(checkpoint, 32), checkpoint.tensors())
     assert checkpoint.encoder.decision_heads == 1
-    assert check_layout(graph, checkpoint).passed
+    assert _check(graph, checkpoint).passed
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -147,13 +152,13 @@ def test_the_graph_at_fp32_agrees_with_a_straight_forward(tmp_path: Path, name: 
 )
 def test_the_layout_check_refuses_another_network(tiny: Checkpoint, change: Any) -> None:
     shape = GraphShape.of(tiny, 64)
-    assert check_layout(build_graph(shape, tiny.tensors()), tiny).passed
-    assert not check_layout(build_graph(change(shape), tiny.tensors()), tiny).passed
+    assert _check(build_graph(shape, tiny.tensors()), tiny).passed
+    assert not _check(build_graph(change(shape), tiny.tensors()), tiny).passed
 
 
 def test_the_layout_check_reports_what_every_layer_norm_sees(tiny: Checkpoint) -> None:
     graph = build_graph(GraphShape.of(tiny, 64), tiny.tensors())
-    check = check_layout(graph, tiny)
+    check = _check(graph, tiny)
     assert set(check.norm_abs_max) == {
         "encoder.embeddings.norm",
         "encoder.layers.0.mlp_norm",
@@ -205,3 +210,13 @@ def test_check_rows_fit_and_cover_the_question_types() -> None:
         assert min(len(row.markers) for row in rows) == 1
         assert all(max(row.markers) < len(row.ids) and max(row.ids) < 50 for row in rows)
         assert rows == check_rows(length, 50)
+
+
+def test_tensors_read_one_at_a_time_are_the_checkpoint_s(tiny: Checkpoint) -> None:
+    lazy, whole = TensorFile(tiny), tiny.tensors()
+    assert list(lazy) == sorted(whole)
+    assert len(lazy) == len(whole)
+    assert all((lazy[name] == whole[name]).all() for name in lazy)
+    assert "encoder.layers.0.attn_norm.weight" not in lazy
+    with pytest.raises(KeyError):
+        lazy["encoder.layers.0.attn_norm.weight"]

@@ -2,97 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import struct
-from collections.abc import Iterable
 from random import Random
-from typing import Any
 
 import pytest
 
-from fixtures.laya_mini import pin, tickets, trains
-from fixtures.laya_mini.example import Example
+from fixtures.laya_mini import measure, pin, tickets
+from fixtures.laya_mini.measure import Mini, share_right
 from laya_apple import Laya
-from laya_apple.backends.mlx import MLXBackend
 from laya_apple.checkpoint import CHECKPOINT_FILES, open_checkpoint
 from laya_apple.demos.switchyard import world
-from laya_apple.prompt.answers import Calibration, format_answers
-from laya_apple.prompt.sequence import Prepared, prepare
-from laya_apple.prompt.tokenizer import Tokenizer
 from laya_apple.registry import resolve
 
 SPEC = resolve("laya-mini")
 LONGEST_TRAIN = 64
 MARGIN = 0.3
-FLOOR = 0.85
-"""Share of ticket questions answered rightly; what the checkpoint reaches is in fixtures/laya_mini/README.md."""
-BATCH = 48
-
-
-def share_right(margins: list[float]) -> float:
-    return sum(value > 0 for value in margins) / len(margins)
-
-
-class Mini:
-    """Requests in large batches: what ``Laya.predict`` answers, for hundreds of requests at once."""
-
-    def __init__(self) -> None:
-        checkpoint = open_checkpoint("laya-mini")
-        self.config = checkpoint.config
-        self.tokenizer = Tokenizer.from_dir(checkpoint.path)
-        self.calibration = Calibration.from_config(checkpoint.config)
-        self.backend = MLXBackend(checkpoint, device="cpu", dtype="float16", batch_size=BATCH)
-
-    def prepare(self, example: Example) -> Prepared:
-        return prepare(self.tokenizer, self.config, example.context, {"q": example.question})
-
-    def answers(self, examples: Iterable[Example]) -> list[dict[str, Any]]:
-        prepared = [self.prepare(example) for example in examples]
-        outputs = self.backend.forward([request.rows[0] for request in prepared])
-        return [
-            format_answers(request.questions, [output], self.calibration)["q"]
-            for request, output in zip(prepared, outputs, strict=True)
-        ]
-
-    def margins(self, examples: list[Example]) -> list[float]:
-        """The right option's probability less the best other one's: negative where the answer is wrong."""
-        return [margin(*pair) for pair in zip(examples, self.answers(examples), strict=True)]
-
-
-def margin(example: Example, answer: dict[str, Any]) -> float:
-    if answer["type"] == "noul":
-        p = [1 - answer["noul"], answer["noul"]]
-    else:
-        p = list(answer["probabilities"].values())
-    assert example.target is not None
-    right = p.pop(example.target)
-    return right - max(p)
+FLOOR = 0.95
+"""Share of ticket questions answered rightly. fixtures/laya_mini/README.md says what is reached."""
+LONG_FLOOR = 0.7
 
 
 @pytest.fixture(scope="module")
 def mini() -> Mini:
     return Mini()
-
-
-def train_example(train: world.Train) -> Example:
-    request = world.prompt(train)
-    return Example(request.context, request.questions[world.QUESTION_ID], world.PLATFORMS.index(train.oracle))
-
-
-def oracle_examples(seed: int, variants: int) -> list[Example]:
-    return [train_example(train) for train in world.oracle_cases(seed, variants)]
-
-
-def reordered(train: world.Train, sentences: tuple[int, ...], criteria: tuple[int, ...]) -> Example:
-    """The frozen prompt with its platform sentences, and the platforms asked, in other orders or left out."""
-    header, *stated = [part + "." for part in world.prompt(train).context.rstrip(".").split(". ")]
-    header = f"{header} {stated.pop(0)}"
-    asked = [world.PLATFORMS[index] for index in criteria]
-    question = {**world.prompt(train).questions[world.QUESTION_ID], "criteria": asked}
-    return Example(
-        " ".join([header, *(stated[index] for index in sentences)]), question, asked.index(train.oracle)
-    )
 
 
 class TestFiles:
@@ -133,49 +66,33 @@ class TestTrains:
     def test_every_prompt_fits_the_smallest_compiled_length(self, mini: Mini) -> None:
         scheduled = [arrival.train for arrival in world.schedule() if arrival.train is not None]
         assert len(scheduled) == 1422
-        examples = [train_example(train) for train in scheduled]
-        examples += oracle_examples(0, 20) + oracle_examples(1, 50)
+        examples = [measure.train_example(train) for train in scheduled]
+        examples += measure.oracle(0, 20) + measure.oracle(1, 50)
         lengths = {mini.prepare(example).sequence_length for example in examples}
         assert max(lengths) == LONGEST_TRAIN
         assert SPEC.ane_buckets[0] >= LONGEST_TRAIN
 
     @pytest.mark.parametrize(("seed", "variants"), [(0, 20), (1, 50), (20260, 20), (987654321, 20)])
     def test_oracle_gate(self, mini: Mini, seed: int, variants: int) -> None:
-        examples = oracle_examples(seed, variants)
-        margins = mini.margins(examples)
+        margins = mini.margins(measure.oracle(seed, variants))
         assert len(margins) == 12 * variants
         assert min(margins) > MARGIN
 
     def test_reordered_sentences_and_criteria(self, mini: Mini) -> None:
-        orders = list(itertools.permutations(range(3)))
-        examples = [
-            reordered(train, sentences, criteria)
-            for train in world.oracle_cases(seed=5, variants=1)
-            for sentences in orders
-            for criteria in orders
-        ]
-        assert len(examples) == 12 * 36
-        assert min(mini.margins(examples)) > 0
+        margins = mini.margins(measure.reordered())
+        assert len(margins) == 12 * 36
+        assert min(margins) > 0
 
     def test_two_platforms(self, mini: Mini) -> None:
-        """Two platforms asked about, described alone or beside the third, in either order."""
-        examples = []
-        for train in world.oracle_cases(seed=6, variants=2):
-            clear = world.PLATFORMS.index(train.oracle)
-            for other in {0, 1, 2} - {clear}:
-                for criteria in ((clear, other), (other, clear)):
-                    examples.append(reordered(train, (0, 1, 2), criteria))
-                    examples.append(reordered(train, criteria, criteria))
-        assert len(examples) == 24 * 2 * 2 * 2
-        assert min(mini.margins(examples)) > 0
+        margins = mini.margins(measure.two_platforms())
+        assert len(margins) == 24 * 2 * 2 * 2
+        assert min(margins) > 0
 
     def test_other_wordings_and_other_sentences_between(self, mini: Mini) -> None:
-        rng = Random(77)
-        margins = mini.margins([trains.augmented(rng) for _ in range(400)])
-        assert share_right(margins) > 0.97
+        assert share_right(mini.margins(measure.other_wordings())) > 0.97
 
     def test_probabilities_are_not_saturated(self, mini: Mini) -> None:
-        answers = mini.answers(oracle_examples(0, 2))
+        answers = mini.answers(measure.oracle(0, 2))
         assert max(answer["answer_confidence"] for answer in answers) < 0.99
 
 
@@ -183,22 +100,13 @@ class TestTickets:
     @pytest.mark.parametrize("kind", tickets.FACTS)
     def test_answers_of_every_kind(self, mini: Mini, kind: str) -> None:
         """Chance is a half for yes or no, and less for the others."""
-        rng = Random(f"unseen {kind}")
-        examples = [tickets.ask(rng, tickets.ticket(rng, tickets.FACTS, 2), kind) for _ in range(150)]
-        assert share_right(mini.margins(examples)) > FLOOR
+        assert share_right(mini.margins(measure.ticket_questions(kind))) > FLOOR
 
     def test_long_texts(self, mini: Mini) -> None:
         """Positions far beyond a train's prompt are used rightly, up to the longest row."""
-        rng = Random("long")
-        filler = " ".join(rng.choice(tickets.FILLER).format(n=7, order=1234) for _ in range(120))
-        examples = [
-            tickets.ask(rng, tickets.ticket(rng, tickets.FACTS, 2, filler), kind)
-            for kind in ("team", "urgency", "refund", "again")
-            for _ in range(3)
-        ]
-        lengths = [mini.prepare(example).sequence_length for example in examples]
-        assert min(lengths) > 900
-        assert share_right(mini.margins(examples)) > FLOOR
+        examples = measure.long_tickets()
+        assert min(mini.prepare(example).sequence_length for example in examples) > 900
+        assert share_right(mini.margins(examples)) > LONG_FLOOR
 
     def test_the_action_head_tells_stated_from_unstated(self, mini: Mini) -> None:
         """It was trained to act where the ticket says what is asked, and not to where it does not."""
@@ -221,6 +129,6 @@ def test_the_public_api_gives_the_same_answers(mini: Mini) -> None:
     assert answer["choice"] == train.oracle
     assert result.runtime.model_revision == SPEC.revision
     assert result.usage["input_tokens"] <= LONGEST_TRAIN
-    batched = mini.answers([train_example(train)])[0]
+    batched = mini.answers([measure.train_example(train)])[0]
     assert answer["probabilities"] == pytest.approx(batched["probabilities"], abs=2e-3)
     assert answer["action"] == pytest.approx(batched["action"], abs=2e-3)

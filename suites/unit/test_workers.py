@@ -534,9 +534,9 @@ def test_a_worker_ends_when_its_parent_is_killed(machine: Machine, hang):
         parent.wait(20)
     eventually(lambda: not is_running(pid), "the worker's end after a normal exit")
     machine.steer("gpu", hold=hang)
+    before = machine.forwards("gpu")
     with run_parent(machine, "laya = load(); future = laya.submit(TEXT, CHOICE); time.sleep(60)") as parent:
         pid = int(parent.stdout.readline())
-        before = machine.forwards("gpu")
         eventually(lambda: machine.forwards("gpu") > before or not hang, "the forward")
         parent.kill()
     eventually(lambda: not is_running(pid), "the worker's end")

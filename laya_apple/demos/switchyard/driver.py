@@ -23,6 +23,8 @@ from laya_apple.workload import Request
 
 ARMING_NS = 500_000_000
 DRAIN_TIMEOUT_S = 600.0
+# After a finished round nothing is queued; after a failed one nobody waits for what is.
+CLOSE_TIMEOUT_S = 2.0
 # The same waiting loop as the published benchmark. A spin loop would hold the interpreter lock against
 # the Neural Engine's thread in this very process.
 POLL_S = 0.0002
@@ -46,7 +48,7 @@ class LayaLike(Protocol):
 
     def info(self) -> Mapping[str, Any]: ...
 
-    def close(self) -> None: ...
+    def close(self, timeout: float) -> None: ...
 
 
 LayaFactory = Callable[..., LayaLike]
@@ -317,4 +319,4 @@ def run_round(
         conditions = {"start": start, "end": sample_conditions(), "other_laya_processes": others}
         return RoundData(played, on_ane, dict(laya.info()), conditions, started_utc)
     finally:
-        laya.close()
+        laya.close(CLOSE_TIMEOUT_S)

@@ -1,12 +1,37 @@
-"""Stands in for ``Foundation``: URLs and errors."""
+"""Stands in for ``Foundation``: URLs, errors, and the containers that are handed to Core ML."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_laya.virtual_mac.pyobjc.objective_c import NSObject
 
-__all__ = ["NSURL", "NSError"]
+__all__ = ["NSURL", "NSArray", "NSDictionary", "NSError", "NSNumber"]
+
+
+class NSNumber(int):
+    """A number object; PyObjC shows it as a Python number."""
+
+    @classmethod
+    def numberWithInteger_(cls, value: int) -> NSNumber:
+        return cls(value)
+
+
+class NSArray(tuple[Any, ...]):
+    """An immutable array; PyObjC shows it as a sequence."""
+
+    @classmethod
+    def arrayWithArray_(cls, values: Iterable[Any]) -> NSArray:
+        return cls(values)
+
+
+class NSDictionary(dict[Any, Any]):
+    """A dictionary; PyObjC shows it as a mapping."""
+
+    @classmethod
+    def dictionaryWithDictionary_(cls, values: Mapping[Any, Any]) -> NSDictionary:
+        return cls(values)
 
 
 class NSURL(NSObject):
