@@ -148,7 +148,10 @@ def test_goldens_of_a_namesake_are_refused(home: Home, namesake):
     shutil.copy(goldens_path(home.spec), namesake / "goldens.json")
     with (
         without_canary(),
-        pytest.raises(LayaAppleError, match=f"goldens of laya-mini were made from weights {home.spec.weights_sha256[:12]}"),
+        pytest.raises(
+            LayaAppleError,
+            match=f"goldens of laya-mini were made from weights {home.spec.weights_sha256[:12]}",
+        ),
     ):
         build_artifact(open_checkpoint(namesake), 64, platform=home.mac.platform)
     assert not Locations.of(home.mac.platform).artifact(resolve(namesake), 64).exists()
