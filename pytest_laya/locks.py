@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +16,18 @@ def device_lock_path() -> Path:
 
 
 @contextmanager
-def device_lock(path: Path) -> Iterator[None]:
-    """Wait for the device, hold it, give it back. The kernel frees it when a holder dies."""
+def device_lock(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Wait for the device, hold it, give it back. The kernel frees it when a holder dies.
+
+    ``say`` is told once when another process has it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for the device: another test of this user on this host has it ({path})")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_laya import audit, distributed, facts, gates, markers, platforms, results, timeouts
+from pytest_laya import audit, conditions, distributed, facts, gates, markers, platforms, results, timeouts
 from pytest_laya.facts import Fact
 from pytest_laya.options import Settings, read_switchyard_options
 from pytest_laya.verdicts import Verdict
@@ -46,6 +46,7 @@ class LayaSession:
         self._recorded = 0
         self._seen: set[str] = set()
         self._written = False
+        self._at_start: conditions.Conditions | None = None
         self.used = False
 
     # -- where things go ---------------------------------------------------------------------------------
@@ -185,6 +186,7 @@ class LayaSession:
         self._count(report)
         if new or (self.active and not self._written):
             self._written = True
+            self._at_start = self._at_start or conditions.collect()
             self.write(state="unfinished", kinds={fact.kind for fact in new})
 
     def brought_home(self, fact: Fact) -> Fact:
@@ -269,6 +271,11 @@ class LayaSession:
             return
         self.absorb_rest()
         if self.active and not self.config.option.collectonly:
+            if not self.recorded("conditions"):  # every session leaves conditions.json
+                end = conditions.collect()
+                start = self._at_start or end
+                looked = {"start": start.to_dict(), "end": end.to_dict()}
+                self.facts.append(Fact("session", "conditions", looked))
             self.write(self.state(exit_status), None, exit_status)
 
     def state(self, exit_status: int) -> str:

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from laya_apple import __version__
 from laya_apple.errors import LayaAppleError
@@ -25,11 +26,16 @@ COMMANDS: tuple[str, ...] = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; subcommands inherit it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; loads no backend."""
-    parser = argparse.ArgumentParser(
-        prog="laya-apple", description="Typed decisions about a text, on Apple silicon."
-    )
+    parser = _Parser(prog="laya-apple", description="Typed decisions about a text, on Apple silicon.")
     parser.add_argument("--version", action="version", version=f"laya-apple {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:

@@ -177,3 +177,17 @@ def test_a_run_without_a_finished_round_is_written_down_too(inner, pytester):
     (run,) = session_of(pytester.path / "out")["switchyard"]
     assert (run["folder"], run["files"]) == (None, [])
     assert run["failures"] == {"gpu_only": "BackendUnavailableError: the worker died"}
+
+
+def test_a_session_that_measures_nothing_still_tells_its_conditions(inner, pytester):
+    import jsonschema
+
+    inner("def test_ours(laya_platform): assert laya_platform.machine", "--laya-out=out").assert_outcomes(
+        passed=1
+    )
+    document = json.loads((pytester.path / "out" / "conditions.json").read_text())
+    jsonschema.validate(document, results.schema("conditions"), cls=jsonschema.Draft202012Validator)
+    (record,) = document["records"]
+    assert record["test"] == ""
+    assert record["start"]["utc"] <= record["end"]["utc"]
+    assert session_of(pytester.path / "out")["files"]["conditions.json"] == "conditions.json"
