@@ -57,8 +57,8 @@ class AgentConfig:
             head_max_len=reader.integer("head_max_len", default=192, minimum=16),
             head_layers=reader.integer("head_layers", default=2, minimum=0),
             n_actions=len(costs) + 1,
-            temperature=reader.raw.get("temperature"),
-            temperature_by_options=reader.raw.get("temperature_by_options"),
+            temperature=reader.raw.get("temperature", [1.0, 1.0, 1.0]),
+            temperature_by_options=reader.raw.get("temperature_by_options", {}),
         )
 
 

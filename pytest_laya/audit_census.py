@@ -24,8 +24,16 @@ KINDS: Mapping[str, frozenset[str]] = {
     "device": frozenset({"auto", "gpu", "ane", "cpu", "mlx", "coreml"}),
     "precision": frozenset({"float16", "float32", "fp16"}),
 }
-_BUCKET_NAMES = re.compile(
-    r"^(?:fitting_bucket|previous_bucket|row_buckets|buckets_of|_BUCKETS|ane_buckets|auto_buckets)$"
+_BUCKET_NAMES = frozenset(
+    {
+        "fitting_bucket",
+        "previous_bucket",
+        "row_buckets",
+        "buckets_of",
+        "_BUCKETS",
+        "ane_buckets",
+        "auto_buckets",
+    }
 )
 
 
@@ -152,8 +160,8 @@ def decisions(modules: Iterable[Source]) -> list[Decision]:
     for module in modules:
         for where, node in _scoped(module.tree):
             for kind, name in _named(node):
-                line, names = found.setdefault((module.file, where, kind), (node.lineno, {}))
-                names.setdefault(name)
+                entry = found.setdefault((module.file, where, kind), (node.lineno, {}))
+                entry[1].setdefault(name)
     return [
         Decision(file, line, where, kind, tuple(names))
         for (file, where, kind), (line, names) in sorted(
@@ -265,7 +273,7 @@ def _named(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield "precision", node.attr
     if isinstance(node, ast.Name | ast.Attribute):
         name = _name(node)
-        if _BUCKET_NAMES.match(name):
+        if name in _BUCKET_NAMES:
             yield "bucket", name
 
 

@@ -10,16 +10,16 @@ from pytest_laya.audit import LEGEND, Judged, Row
 
 _INTRODUCTION = """\
 A silent fallback is any way a request could run somewhere other than where the caller or the router said \
-(another device, other compute units, another artifact or bucket, another precision, the network when offline \
-was asked for) with nothing in the result or the exception showing it."""
+(another device, other compute units, another artifact or bucket, another precision, the network when \
+offline was asked for) with nothing in the result or the exception showing it."""
 
 _RULES = """\
 1. Explicit devices: `gpu` runs on MLX or raises; `ane` runs the exact validated artifact on CPU_AND_NE in \
 float16, or raises.
 2. Routing decides before a request runs, and `RuntimeInfo.routing_reason` says why. It never reacts to a \
 failure by running the request elsewhere.
-3. A failure on a device stays on that device. Later `auto` requests may avoid it, with a recorded reason and \
-a warning.
+3. A failure on a device stays on that device. Later `auto` requests may avoid it, with a recorded reason \
+and a warning.
 4. An artifact that fails any check is never loaded."""
 
 
@@ -99,8 +99,8 @@ def to_page(rows: Sequence[Row], verdicts: Mapping[int, str], warned: Sequence[M
     lines += [_INTRODUCTION, "", "## Rules", "", _RULES, "", "## Paths, handling, verdicts", ""]
     lines += [
         "Each row is pinned by tests that drive the real path with the row's fault, on the virtual Mac (a "
-        "stand-in, so every verdict here is synthetic: nothing was measured on Apple silicon), and by at least "
-        "one mutation that deletes the guard and must make a test of the row fail. Run it: "
+        "stand-in, so every verdict here is synthetic: nothing was measured on Apple silicon), and by at "
+        "least one mutation that deletes the guard and must make a test of the row fail. Run it: "
         "`pytest suites/audit --laya-audit=strict`; the mutations: `pytest suites/audit --laya-mutate`.",
         "",
         "| # | Path | Handling | Verdict |",

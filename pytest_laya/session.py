@@ -105,10 +105,11 @@ class LayaSession:
         return timeouts.limit_s(item, self.settings.timeout_s, 60.0 if duration_s is None else duration_s)
 
     def mark_skips(self, items: Sequence[pytest.Item]) -> None:
-        """Skip the slow tier unless it was asked for."""
+        """Skip the slow tier unless it was asked for; ``--laya-mutate`` asks for the mutants alone."""
         if not self.settings.slow:
             for item in items:
-                if item.get_closest_marker("laya_slow"):
+                mutant = self.settings.mutate and "mutants" in getattr(item, "fixturenames", ())
+                if item.get_closest_marker("laya_slow") and not mutant:
                     item.add_marker(pytest.mark.skip(reason="slow tier: runs with --laya-slow"))
 
     def say(self, line: str) -> None:

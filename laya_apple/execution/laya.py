@@ -91,9 +91,10 @@ class Laya:
         coremltools' predict and Core ML's asynchronous prediction of the same artifact while the GPU is busy.
         None does so where it is available, True insists on it, False never does; ``info()["ane_handoff"]``.
 
-        A bucket whose requests slow down towards CPU speed after it has loaded is suspect: one RuntimeWarning,
-        ``info()["ane_sentinel"]``, and ``RuntimeInfo.placement`` UNKNOWN; no request is moved. With
-        ``ane_reprobe`` it is probed again once the device is idle, which decides PLACED or FELL_BACK.
+        A bucket whose requests slow down towards CPU speed after it has loaded is suspect: one
+        RuntimeWarning, ``info()["ane_sentinel"]``, and ``RuntimeInfo.placement`` UNKNOWN; no request is
+        moved. With ``ane_reprobe`` it is probed again once the device is idle, which decides PLACED or
+        FELL_BACK.
 
         Raises ValueError for arguments that cannot be served, before anything is downloaded or loaded;
         UnsupportedModelError, BackendUnavailableError or an ArtifactError for what cannot be loaded.

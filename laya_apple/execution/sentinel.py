@@ -119,7 +119,8 @@ class Sentinel:
         if probe["verdict"] == "FELL_BACK":
             self._warn(
                 f"{self._model_name} L{bucket} FELL_BACK: probed again while idle, it takes "
-                f"{probe['ane_ms']:.3f} ms against {probe['cpu_ms']:.3f} ms on the CPU alone; load the model again"
+                f"{probe['ane_ms']:.3f} ms against {probe['cpu_ms']:.3f} ms on the CPU alone; "
+                "load the model again"
             )
 
     def placements(self) -> dict[int, Placement]:

@@ -99,7 +99,7 @@ class Home:
         return self.locations.model(self.spec, bucket)
 
     def own(self, bucket: int = 64) -> Path:
-        """Put a copy in the place of the linked artifact: files that may be changed, which no stamp covers."""
+        """Put a copy in the place of the linked artifact: its files may be changed; no stamp covers it."""
         place = self.artifact(bucket)
         copy = place.with_name(place.name + ".copy")
         shutil.copytree(place, copy)
@@ -165,7 +165,7 @@ def build(folder: Path) -> Path:
     return cache
 
 
-class without_canary:  # noqa: N801 - reads as what it is in a with statement
+class without_canary:
     """As in an application that embeds Python: no subprocess is started, and one warning says so."""
 
     def __enter__(self) -> None:
@@ -213,7 +213,7 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 30.0) -
     raise AssertionError(f"never happened: {what}")
 
 
-class no_warnings(warnings.catch_warnings):  # type: ignore[type-arg] # noqa: N801
+class no_warnings(warnings.catch_warnings):  # type: ignore[type-arg]
     """Any warning is an error."""
 
     def __enter__(self) -> None:  # type: ignore[override]

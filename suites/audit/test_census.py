@@ -1,4 +1,4 @@
-"""The censuses: who catches exceptions, who names devices and compute units; and that they find what is new."""
+"""The censuses: who catches exceptions, who names devices; and that they find what is new."""
 
 import ast
 import re
@@ -62,13 +62,20 @@ def test_a_suppress_needs_a_tag_too():
 def test_compute_units_are_named_where_the_audit_says_and_nowhere_else():
     found = audit_census.units(MODULES)
     assert audit_census.unit_problems(found, audit.document()["unit"]) == []
-    others = {(file, name) for file, _, name, _ in found if "CPU_AND_NE" not in name and "NeuralEngine" not in name}
+    others = {
+        (file, name) for file, _, name, _ in found if "CPU_AND_NE" not in name and "NeuralEngine" not in name
+    }
     assert others == {("artifacts/probe.py", "CPU_ONLY")}
 
 
 @pytest.mark.parametrize(
     "text",
-    ['UNITS = "ALL"', 'load(path, units="CPU_ONLY")', "x = ct.ComputeUnit.CPU_AND_GPU", "c.set(m.MLComputeUnitsAll)"],
+    [
+        'UNITS = "ALL"',
+        'load(path, units="CPU_ONLY")',
+        "x = ct.ComputeUnit.CPU_AND_GPU",
+        "c.set(m.MLComputeUnitsAll)",
+    ],
 )
 def test_a_literal_compute_unit_anywhere_is_found_with_its_place(text):
     found = audit_census.units([*MODULES, *_module(f"\n{text}\n")])

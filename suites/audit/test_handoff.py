@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from audit_case import CLEAR, LONG, MODEL, SHORT, Home
+from audit_case import CLEAR, LONG, MODEL, SHORT, Home, no_warnings
 
 from laya_apple import BackendUnavailableError
 
@@ -20,7 +20,12 @@ SYNCHRONOUS = 64
 @pytest.mark.laya_audit(22)
 @pytest.mark.parametrize(
     ("fault", "why"),
-    [("pyobjc_missing", "pyobjc"), ("async_load_error", "refuses to load"), ("async_wrong_outputs", "differ|equal")],
+    [
+        ("pyobjc_missing", "pyobjc"),
+        ("async_load_error", "refuses to load"),
+        ("async_wrong_outputs", "differs from"),
+    ],
+    ids=["pyobjc", "load-error", "other-outputs"],
 )
 def test_unavailable_it_raises_when_it_was_asked_for(home: Home, fault, why):
     home.calibrate(64)
@@ -81,10 +86,10 @@ def test_a_failing_asynchronous_forward_runs_again_on_the_engine(home: Home, fau
         result = laya.predict(SHORT, CLEAR)
         assert laya.info()["ane_handoff"]["async_forwards"] == 1
     else:
-        with pytest.warns(RuntimeWarning, match=f"the asynchronous Core ML path is disabled.*{why}") as caught:
+        with pytest.warns(RuntimeWarning, match=f"asynchronous Core ML path is disabled.*{why}"):
             result = laya.predict(SHORT, CLEAR)
+        with no_warnings():
             laya.predict(SHORT, CLEAR)
-        assert len([one for one in caught if "is disabled" in str(one.message)]) == 1
         state = laya.info()["ane_handoff"]
         assert (state["active"], state["state"]) == (False, "disabled")
         assert why in state["reason"]

@@ -7,7 +7,9 @@ from laya_apple import ArtifactIntegrityError, ArtifactMissingError
 
 
 def _refused_and_quarantined(home: Home, why: str) -> None:
-    with pytest.raises(ArtifactIntegrityError, match=f"{why}.*the artifact was moved to .*quarantine") as caught:
+    with pytest.raises(
+        ArtifactIntegrityError, match=f"{why}.*the artifact was moved to .*quarantine"
+    ) as caught:
         home.load("ane")
     (moved,) = home.quarantined()
     assert str(moved) in str(caught.value)
@@ -32,7 +34,9 @@ def test_a_file_too_many_is_refused_and_quarantined(home: Home):
 
 
 @pytest.mark.laya_audit(7)
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "laya-apple-artifact"}'], ids=["cut", "list", "bare"])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"format": "laya-apple-artifact"}'], ids=["cut", "list", "bare"]
+)
 def test_an_unreadable_manifest_is_refused_and_quarantined(home: Home, text):
     (home.own(64) / "manifest.json").write_text(text, encoding="utf-8")
     _refused_and_quarantined(home, "the manifest is corrupt")

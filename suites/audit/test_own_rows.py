@@ -27,14 +27,14 @@ from laya_apple import (
     BackendUnavailableError,
     LayaAppleError,
 )
-from laya_apple.artifacts.build import build_artifact
+from laya_apple.artifacts.build import build_artifact, goldens_path
 from laya_apple.artifacts.locations import Locations
 from laya_apple.artifacts.store import load_verified
 from laya_apple.checkpoint import open_checkpoint
 from laya_apple.cli import main
 from laya_apple.platform import Platform
 from laya_apple.registry import resolve
-from laya_apple.routing.profiles import coremltools_version, load_profile, profile_path, save_profile
+from laya_apple.routing.profiles import coremltools_version, load_profile, profile_path
 
 # Row 24
 
@@ -57,10 +57,11 @@ def test_everything_from_the_virtual_mac_says_so(home: Home, device, execution):
 
 @pytest.mark.laya_audit(24)
 def test_the_command_line_says_so(home: Home, capsys):
-    question = json.dumps(CLEAR)
-    assert main(["predict", "--model", "laya-mini", "--device", "gpu", "--text", SHORT, "--questions", question]) == 0
-    out, err = capsys.readouterr()
-    assert "synthetic" in out + err
+    command = ["predict", "--model", "laya-mini", "--device", "gpu", SHORT, "--noul", "Is platform A clear?"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.endswith(", synthetic: a virtual machine\n")
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runtime"]["synthetic"] is True
 
 
 @pytest.mark.laya_audit(24)
@@ -144,12 +145,13 @@ def namesake(home: Home, tmp_path: Path) -> Path:
 
 @pytest.mark.laya_audit(26)
 def test_goldens_of_a_namesake_are_refused(home: Home, namesake):
-    import laya_apple
-
-    shutil.copy(Path(laya_apple.__file__).parent / "data" / "goldens" / "laya-mini.json", namesake / "goldens.json")
+    shutil.copy(goldens_path(home.spec), namesake / "goldens.json")
     with (
         without_canary(),
-        pytest.raises(LayaAppleError, match="goldens of laya-mini were made from weights ce6040918f50"),
+        pytest.raises(
+            LayaAppleError,
+            match=f"goldens of laya-mini were made from weights {home.spec.weights_sha256[:12]}",
+        ),
     ):
         build_artifact(open_checkpoint(namesake), 64, platform=home.mac.platform)
     assert not Locations.of(home.mac.platform).artifact(resolve(namesake), 64).exists()
@@ -183,7 +185,7 @@ def test_an_artifact_of_a_namesake_is_refused(home: Home, namesake):
     shutil.copytree(home.artifact(64), place)
     for field, value in (("model", spec.name), ("revision", spec.revision)):
         edit_json(place / "manifest.json", ("source", field), value)
-    with pytest.raises(ArtifactRevisionError, match="weights_sha256 is 'ce6040918f50"):
+    with pytest.raises(ArtifactRevisionError, match=f"weights_sha256 is '{home.spec.weights_sha256[:12]}"):
         home.load("ane", model=namesake)
 
 
@@ -202,7 +204,7 @@ def test_an_artifact_of_another_revision_is_refused(home: Home):
 def test_a_model_that_kills_its_process_at_load_kills_the_canary_alone(home: Home, arguments):
     home.own(64)
     home.mac.fault("load_kills", bucket=64)
-    with pytest.raises(ArtifactError, match="L64: loading .* killed its subprocess with SIGKILL"):
+    with pytest.raises(ArtifactError, match=r"L64: loading .* killed its subprocess with SIGKILL"):
         home.load("ane", **arguments)
     died = [one["pid"] for one in home.mac.events("fault")]
     assert len(died) == 1

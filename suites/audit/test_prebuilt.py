@@ -64,7 +64,7 @@ def test_a_fetched_artifact_is_probed_at_its_registered_path_and_serves(home: Ho
 def test_an_archive_of_another_hash_is_refused(home: Home, hub):
     (archive,) = hub.glob("*.tar.gz")
     home.mac.change_file(archive)
-    with pytest.raises(ArtifactIntegrityError, match="hashes to .* the index says .*nothing was registered"):
+    with pytest.raises(ArtifactIntegrityError, match=r"hashes to .* the index says .*nothing was registered"):
         _fetch(home, hub)
     _nothing_registered(home)
 

@@ -1,4 +1,4 @@
-"""Rows 1 and 3: every routing reason, reached by a request that runs; explicit ane refuses what is too long."""
+"""Rows 1 and 3: every routing reason is reached; explicit ane refuses what is too long."""
 
 from __future__ import annotations
 

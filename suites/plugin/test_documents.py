@@ -38,7 +38,7 @@ def test_ci_runs_the_readme_s_own_command():
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert len(commands) == 2
     assert commands[0].endswith("pytest suites/switchyard --seed 11")
-    assert commands[1].endswith("pip install -e '.[test]' && .venv/bin/pytest")
+    assert commands[1].endswith("pip install -e '.[test]' && .venv/bin/pytest -n 2")
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "README.md | grep '^python3 '" in ci
 

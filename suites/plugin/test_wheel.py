@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_product_and_no_tests_of_ours(elsewhere):
     shipped = {
         path.name for path in (site / "pytest_laya" / "suites").iterdir() if path.name != "__pycache__"
     }
-    assert shipped == {"__init__.py", "parity", "probe", "switchyard"}
+    assert shipped == {"__init__.py", "audit", "parity", "probe", "switchyard"}
     assert (site / "laya_apple" / "data" / "switchyard-result.schema.json").is_file()
     assert (site / "laya_apple" / "demos" / "switchyard" / "static" / "index.html").is_file()
     assert (site / "laya_apple" / "py.typed").is_file()

@@ -221,7 +221,7 @@ def test_set_up_builds_what_does_not_verify_and_measures_the_machine(bench: Benc
     kept = (bench.model(96) / "coremldata.bin").stat().st_mtime_ns
     shutil.rmtree(bench.locations.artifact(bench.checkpoint.spec, 64))
     bench.profile.unlink()
-    bench.mac.profile({"gpu_ms": {"1": {"64": 8.0}}, "ane_ms": dict.fromkeys(("64", "96", "128"), 2.0)})
+    bench.mac.profile({"gpu_ms": {"1": {"64": 40.0}}, "ane_ms": dict.fromkeys(("64", "96", "128"), 10.0)})
     outcome = bench.run(setup_ane=True)
     assert outcome.exit_code == 0
     assert check_stored(outcome)["state"] == "ready"

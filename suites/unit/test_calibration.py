@@ -34,10 +34,10 @@ QUICK = Effort(warmups=1, repeats=3, enough=3)
 # At least 2x between any two times that the rule compares.
 FAST_ENGINE = {
     "gpu_ms": {"1": {"64": 40.0, "96": 60.0, "128": 80.0}},
-    "ane_ms": {"64": 4.0, "96": 5.0, "128": 6.0},
+    "ane_ms": {"64": 12.0, "96": 12.5, "128": 13.0},
 }
-ONLY_THE_FIRST = {**FAST_ENGINE, "ane_ms": {"64": 4.0, "96": 80.0, "128": 6.0}}
-SLOW_ENGINE = {**FAST_ENGINE, "ane_ms": {"64": 80.0, "96": 4.0, "128": 4.0}}
+ONLY_THE_FIRST = {**FAST_ENGINE, "ane_ms": {"64": 12.0, "96": 80.0, "128": 13.0}}
+SLOW_ENGINE = {**FAST_ENGINE, "ane_ms": {"64": 80.0, "96": 12.0, "128": 12.0}}
 
 
 def derived(ane: dict[int, list[float]], passed: tuple[int, ...] = OFFERED) -> tuple[int, ...]:
@@ -332,7 +332,7 @@ def test_buckets_that_are_not_offered_are_ignored(calibrated: Ready) -> None:
 def test_the_command_writes_a_profile_and_names_the_buckets(
     ready: Ready, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ready.mac.profile({"gpu_ms": {"1": {"64": 8.0}}, "ane_ms": {"64": 0.1, "96": 0.1, "128": 0.1}})
+    ready.mac.profile({"gpu_ms": {"1": {"64": 8.0}}, "ane_ms": {"64": 12.0, "96": 12.0, "128": 12.0}})
     assert main(["calibrate", "--model", str(ready.checkpoint.path), "--offline", "--json"]) == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
