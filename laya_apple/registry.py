@@ -92,8 +92,7 @@ def resolve(model_id: str | os.PathLike[str]) -> ModelSpec:
     Raises UnsupportedModelError, naming the supported models, for anything else, and, naming the file, for a
     directory that lacks a checkpoint's files.
     """
-    wanted = os.fspath(model_id)
-    if not isinstance(wanted, str):
+    if not isinstance(model_id, str | os.PathLike) or not isinstance(wanted := os.fspath(model_id), str):
         raise UnsupportedModelError(f"{model_id!r} is not a model; {_supported()}")
     if isinstance(model_id, str):
         for spec in MODELS:

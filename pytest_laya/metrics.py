@@ -73,9 +73,13 @@ def of_result(
 
 
 def _late_rate(name: str, sample: Mapping[str, Any], common: Mapping[str, Any]) -> Metric:
+    from laya_apple.demos.switchyard import intervals
+
     drawn, exact = sample["late_rate"]["interval"], sample["late_rate"]["binomial"]["interval"]
     interval = None if drawn is None else (min(drawn[0], exact[0]), max(drawn[1], exact[1]))
-    return _sampled(name, sample["late_rate"]["value"], interval, sample, common)
+    # All-or-nothing samples have no spread to resample, so the wider of two intervals is judged.
+    also = f", widened by the exact binomial, {intervals.INDEPENDENT}"
+    return _sampled(name, sample["late_rate"]["value"], interval, sample, common, also)
 
 
 def _percentile(name: str, sample: Mapping[str, Any], key: str, common: Mapping[str, Any]) -> Metric:
@@ -90,6 +94,7 @@ def _sampled(
     interval: Any,
     sample: Mapping[str, Any],
     common: Mapping[str, Any],
+    also: str = "",
 ) -> Metric:
     from laya_apple.demos.switchyard import intervals
 
@@ -97,7 +102,7 @@ def _sampled(
     method = (
         f"too few samples: {sample['trains']} trains in {cycles} burst cycles"
         if interval is None
-        else f"bootstrap over {cycles} burst cycles"
+        else f"bootstrap over {cycles} burst cycles{also}"
     )
     return Metric(
         name, value, interval, sample["trains"], intervals.CONFIDENCE, method, latency=True, **common

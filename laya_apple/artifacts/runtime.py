@@ -5,7 +5,9 @@ Everything raised by coremltools or Core ML is turned into one of this package's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,28 @@ def require_coremltools(platform: Platform) -> None:
             f"the Neural Engine path needs macOS {MACOS_MAJOR} or newer; this Mac runs {platform.macos}"
         )
     try:
-        import coremltools.libcoremlpython  # the native part
+        with _no_advice():
+            import coremltools.libcoremlpython  # the native part
     except ImportError as error:  # reraise: the runtime is not installed
         raise BackendUnavailableError(
             f"Core ML Tools cannot be imported ({error}); install it with: pip install 'laya-apple[ane]'"
         ) from error
     del coremltools
+
+
+@contextmanager
+def _no_advice() -> Iterator[None]:
+    """coremltools imports transformers where it is installed, which then advises to install PyTorch."""
+    name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def coremltools_version() -> str:

@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except LayaAppleError as error:  # reraise: as one line and an exit code
-        print(f"laya-apple: {error}", file=sys.stderr)
+        # A cause may bring line breaks of its own; the reader gets one line.
+        print(f"laya-apple: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return code

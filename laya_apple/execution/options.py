@@ -53,8 +53,10 @@ class Options:
             raise ValueError(f"device='ane' runs in float16 only, not {self.dtype}; leave dtype out")
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise ValueError(f"batch_size must be a positive number of rows, not {self.batch_size!r}")
-        if self.ane_handoff not in (None, True, False):
-            raise ValueError(f"ane_handoff must be None, True or False, not {self.ane_handoff!r}")
+        if self.ane_handoff is not None:
+            _boolean("ane_handoff", self.ane_handoff, "None, True or False")
+        _boolean("local_files_only", self.local_files_only, "True or False")
+        _boolean("ane_reprobe", self.ane_reprobe, "True or False")
         if not _positive(self.request_timeout):
             raise ValueError(f"request_timeout must be a positive time in s, not {self.request_timeout!r}")
         if self.max_pending is not None and (type(self.max_pending) is not int or self.max_pending < 1):
@@ -122,6 +124,11 @@ def measured_placement(model_name: str) -> AneHost:
 def _placements() -> dict[str, AneHost]:
     data = json.loads(_PLACEMENT_TABLE.read_text(encoding="utf-8"))
     return {**data["models"], "default": data["default"]}
+
+
+def _boolean(name: str, value: object, may_be: str) -> None:
+    if not isinstance(value, bool):  # 1 equals True, and is not what was meant
+        raise ValueError(f"{name} must be {may_be}, not {value!r}")
 
 
 def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_files import write_checkpoint
@@ -147,3 +149,11 @@ def test_resolving_loads_no_numpy_and_no_hub_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("model_id", [None, 5, b"laya"])
+def test_what_is_no_name_and_no_path_is_no_model(model_id: Any) -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=f"^{re.escape(repr(model_id))} is not a model; use one of "
+    ):
+        resolve(model_id)
