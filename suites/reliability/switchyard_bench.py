@@ -16,7 +16,7 @@ from artifact_files import tiny_checkpoint
 from laya_apple.artifacts.build import build_artifact
 from laya_apple.artifacts.locations import Locations
 from laya_apple.checkpoint import Checkpoint
-from laya_apple.demos.switchyard import driver, run, world
+from laya_apple.demos.switchyard import driver, result, run, world
 from laya_apple.execution.calibration import Effort, calibrate
 from laya_apple.routing.profiles import coremltools_version, profile_path
 from laya_apple.workload import Request
@@ -96,6 +96,21 @@ class Bench:
             progress=progress,
             clock=HurriedClock().clock(),
         )
+
+
+def rounds(outcome: run.Outcome) -> list[tuple[str, bool | None]]:
+    assert outcome.result is not None
+    return [(one["config"], one["ane_verified"]) for one in outcome.result["rounds"]]
+
+
+def check_stored(outcome: run.Outcome) -> dict[str, Any]:
+    """The files hold what the run returned; returns the ``ane`` block."""
+    assert outcome.result is not None
+    assert outcome.result_dir is not None
+    stored, records = result.read(outcome.result_dir)
+    assert stored == outcome.result
+    assert records == list(outcome.records)
+    return stored["ane"]
 
 
 @pytest.fixture(scope="session")
