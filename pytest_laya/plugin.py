@@ -108,7 +108,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    if markers.is_exclusive(item):
+    if of(item.config).needs_device(item):
         with locks.device_lock(locks.device_lock_path(), of(item.config).say):
             return (yield)
     return (yield)

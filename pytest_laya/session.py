@@ -100,6 +100,11 @@ class LayaSession:
                 pytest.fail(f"--laya-require {want}: {reason}", pytrace=False)
         pytest.skip(reason)
 
+    def needs_device(self, item: pytest.Item) -> bool:
+        """Whether the test needs the device to itself; a round that is only replayed measures nothing."""
+        replayed = item.get_closest_marker("laya_round") and read_switchyard_options(self.config).replay
+        return markers.is_exclusive(item) and not replayed
+
     def limit_s(self, item: pytest.Item) -> float:
         """Seconds a phase of the test may take; 0 for no limit."""
         duration_s = read_switchyard_options(self.config).duration_s

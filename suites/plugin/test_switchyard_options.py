@@ -8,6 +8,8 @@ import pytest
 from recording import ON_MAC
 from switchyard_fakes import Behaviour, Stage, ready_checks
 
+from pytest_laya.locks import device_lock, device_lock_path
+
 SUITE = Path(__file__).resolve().parents[1] / "switchyard"
 
 
@@ -84,7 +86,9 @@ def test_replay_measures_nothing_and_rebuilds_the_page(suite, tmp_path):
     folder = tmp_path / "run"
     Stage().run(folder)
     (folder / "replay.html").unlink()
-    result = suite("suites/switchyard", "--laya-platform=virtual", "--replay", str(folder))
+    # Held here, the device is free for nobody else; a replay does not ask for it.
+    with device_lock(device_lock_path(), print):
+        result = suite("suites/switchyard", "--laya-platform=virtual", "--replay", str(folder))
     result.assert_outcomes(passed=4)
     assert '"format":"switchyard-replay"' in (folder / "replay.html").read_text().replace(" ", "")
     result.stdout.fnmatch_lines(
