@@ -37,6 +37,7 @@ from laya_apple.errors import (
     ComputeUnitMismatchError,
 )
 from laya_apple.hashing import tree_hash
+from laya_apple.parity.gate import TOLERANCES
 from laya_apple.platform import Platform, current_platform
 from laya_apple.registry import ModelSpec
 
@@ -125,10 +126,7 @@ class Check:
         """Checks 4 to 7 on a manifest that satisfies the schema."""
         self._revision(manifest)
         self._units(manifest)
-        if manifest.section("parity")["passed"] is not True or manifest.status != VALIDATED:
-            raise ArtifactParityError(
-                self.message(f"the artifact did not pass the parity gate (status {manifest.status})")
-            )
+        self._parity(manifest)
         self._platform(manifest)
         return manifest
 
@@ -169,6 +167,9 @@ class Check:
             if rejected.is_file():
                 what += f" (the last build was rejected, see {rejected})"
             raise ArtifactMissingError(f"{self.spec.name} L{self.bucket}: {what}; build it with: {self.mend}")
+        for inside in self.directory.rglob("*"):
+            if inside.is_symlink():  # what it leads to can change with no file here changing
+                self._corrupt(f"{inside.relative_to(self.directory)} is a symbolic link")
         try:
             return read_manifest(path)
         except ManifestError as error:  # reraise: as corruption, after quarantine
@@ -197,6 +198,7 @@ class Check:
                 "max_options": MAX_OPTIONS,
             },
         )
+        wrong += _differences(manifest.section("conversion"), {"precision": PRECISION}, prefix="conversion ")
         arrays = (*manifest.inputs, *manifest.outputs)
         if tuple(array.name for array in arrays) != (*INPUT_NAMES, *OUTPUT_NAMES):
             wrong.append("its inputs and outputs are not those of the graph")
@@ -220,6 +222,30 @@ class Check:
                     "changes of device, all must be on the Neural Engine"
                 )
             )
+
+        probe = placement.get("probe")  # an imported artifact has none
+        if probe is not None and probe.get("verdict") != "PLACED":
+            raise ComputeUnitMismatchError(
+                self.message(f"the manifest declares a placement probe that says {probe.get('verdict')}")
+            )
+
+    def _parity(self, manifest: Manifest) -> None:
+        gate, layout = manifest.section("parity"), manifest.section("conversion")["layout_check"]
+        if gate["passed"] is not True or manifest.status != VALIDATED:
+            raise ArtifactParityError(
+                self.message(f"the artifact did not pass the parity gate (status {manifest.status})")
+            )
+        if layout.get("passed") is not True:
+            raise ArtifactParityError(self.message("the artifact's graph did not pass the layout check"))
+        wrong = _differences(
+            gate,
+            {"weights_sha256": self.spec.weights_sha256, "tolerance": TOLERANCES[PRECISION]},
+            prefix="its parity gate's ",
+        )
+        if not gate.get("cases"):
+            wrong.append("its parity gate compared no case")
+        if wrong:
+            raise ArtifactParityError(self.message("; ".join(wrong)))
 
     def _platform(self, manifest: Manifest) -> None:
         here, built = self.platform, manifest.section("platform")
@@ -260,9 +286,11 @@ def quarantine(locations: Locations, spec: ModelSpec, bucket: int, reason: str) 
     return target
 
 
-def _differences(found: Any, wanted: dict[str, Any]) -> list[str]:
+def _differences(found: Any, wanted: dict[str, Any], prefix: str = "") -> list[str]:
     return [
-        f"{name} is {found[name]!r}, not {value!r}" for name, value in wanted.items() if found[name] != value
+        f"{prefix}{name} is {found.get(name)!r}, not {value!r}"
+        for name, value in wanted.items()
+        if found.get(name) != value
     ]
 
 

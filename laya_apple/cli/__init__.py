@@ -21,6 +21,7 @@ COMMANDS: tuple[str, ...] = (
     "switchyard",
     "info",
     "download",
+    "parity",
     "calibrate",
     "artifacts",
 )

@@ -10,10 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from laya_apple import __version__
+from laya_apple import __version__, registry
 from laya_apple.hub import cached_snapshot, hub_cache, offline
 from laya_apple.platform import Platform, cache_root, current_platform
-from laya_apple.registry import MODELS, ModelSpec
+from laya_apple.registry import ModelSpec
 
 _PACKAGES = ("mlx", "coremltools", "numpy", "tokenizers", "huggingface_hub", "safetensors")
 
@@ -47,7 +47,7 @@ def collect(platform: Platform) -> dict[str, Any]:
         "offline": offline(),
         "caches": {"laya_apple": str(cache_root(platform)), "hub": str(hub_cache())},
         "devices": {"gpu": _gpu(platform), "ane": _ane(platform), "cpu": _cpu()},
-        "models": [_model(spec, cache_root(platform)) for spec in MODELS],
+        "models": [_model(spec, cache_root(platform)) for spec in registry.MODELS],
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from laya_apple.platform import HOOK_VARIABLE
 from pytest_laya.virtual_mac.declared import make_profile
 from pytest_laya.virtual_mac.disk import install_disk_faults
 from pytest_laya.virtual_mac.faults import make_fault
@@ -45,12 +46,13 @@ class VirtualMac:
         self._directory = directory
         self._monkeypatch = monkeypatch
         self._next_id = 1
-        self._was_installed = is_installed()
+        # A session on the virtual Mac goes on needing the bridge, even where this is its first user.
+        self._was_installed = is_installed() or os.environ.get(HOOK_VARIABLE) == HOOK
         self._hidden: dict[str, ModuleType | None] = {}
         self._versions: dict[str, str] = {}
         write_state(directory, State(profile="instant", owner_pid=os.getpid()))
         monkeypatch.setenv(STATE_VARIABLE, str(directory))
-        monkeypatch.setenv("LAYA_APPLE_PLATFORM", HOOK)
+        monkeypatch.setenv(HOOK_VARIABLE, HOOK)
         for name in THREAD_VARIABLES:
             monkeypatch.setenv(name, os.environ.get(name, "1"))
         self._platform = start()

@@ -57,7 +57,13 @@ CHANGES: dict[str, tuple[Any, type[Exception] | None]] = {
     "platform/soc": ("Apple M9", ArtifactRevisionError),
     "platform/macos": ("15.5", ArtifactRevisionError),
     "platform/coremltools": ("8.3.0", ArtifactRevisionError),
+    "conversion/precision": ("float32", ArtifactRevisionError),
+    "conversion/layout_check/passed": (False, ArtifactParityError),
+    "placement/probe/verdict": ("FELL_BACK", ComputeUnitMismatchError),
     "parity/passed": (False, ArtifactParityError),
+    "parity/weights_sha256": (OTHER_HASH, ArtifactParityError),
+    "parity/tolerance": (0.2, ArtifactParityError),
+    "parity/cases": (0, ArtifactParityError),
     "integrity/artifact_sha256": (OTHER_HASH, ArtifactIntegrityError),
 }
 """Path -> (another value, the error it must raise; None: recorded for people, judged nowhere)."""
@@ -210,6 +216,21 @@ def test_the_set_of_files_is_covered_by_the_hash(registered: Registered, change:
     with pytest.raises(ArtifactIntegrityError):
         registered.load()
     assert len(registered.quarantined()) == 1
+
+
+@pytest.mark.parametrize("linked", ["model.mlmodelc/weights/weight.bin", "model.mlmodelc"])
+def test_a_link_is_refused_also_under_a_stamp(registered: Registered, tmp_path: Path, linked: str) -> None:
+    # What a link leads to can change with no file of the artifact changing.
+    registered.load()
+    inside = registered.directory / linked
+    os.rename(inside, tmp_path / "elsewhere")
+    inside.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(
+        ArtifactIntegrityError, match=f"{linked} is a symbolic link; the artifact was moved to "
+    ):
+        registered.load()
+    assert len(registered.quarantined()) == 1
+    assert (tmp_path / "elsewhere").exists()
 
 
 def _plans(registered: Registered) -> int:
