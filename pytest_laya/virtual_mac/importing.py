@@ -153,12 +153,16 @@ _INSTALLED = _Installation()
 
 def is_installed() -> bool:
     """True while this process runs on the bridge."""
-    return _INSTALLED.finder is not None
+    return _INSTALLED.finder in sys.meta_path
 
 
 def install_bridge() -> None:
-    """Make Core ML Tools of this process use the bridge. Idempotent; loads nothing that is not loaded."""
-    if _INSTALLED.finder is None:
+    """Make Core ML Tools of this process use the bridge. Idempotent; loads nothing that is not loaded.
+
+    Whoever restores an older ``sys.meta_path`` (pytest's pytester does) takes the bridge away; then this
+    brings it back.
+    """
+    if not is_installed():
         _INSTALLED.finder = _Finder()
         sys.meta_path.insert(0, _INSTALLED.finder)
         importlib.invalidate_caches()
@@ -168,7 +172,8 @@ def install_bridge() -> None:
                 _INSTALLED.pyobjc[name] = sys.modules.pop(name)
         utils = sys.modules.get(UTILS)
         if utils is not None:
-            _INSTALLED.macos_version = utils._macos_version
+            if utils._macos_version is not core_ml_macos_version:
+                _INSTALLED.macos_version = utils._macos_version
             sys.modules.pop(BRIDGE, None)
             _bind(importlib.import_module(BRIDGE), core_ml_macos_version)
     for name in missing_modules():
@@ -187,9 +192,9 @@ def missing_modules() -> tuple[str, ...]:
 
 def uninstall_bridge() -> None:
     """Undo :func:`install_bridge`: Core ML Tools, if loaded, has its native bridge again, if any."""
-    if _INSTALLED.finder is None:
+    if not is_installed():
         return
-    sys.meta_path.remove(_INSTALLED.finder)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _INSTALLED.finder]
     for name in PYOBJC:
         sys.modules.pop(name, None)
     sys.modules.update(_INSTALLED.pyobjc)

@@ -9,6 +9,11 @@ import safetensors  # noqa: F401
 import tokenizers  # noqa: F401
 from recording import ON_MAC
 
+from laya_apple.platform import current_platform
+
+# And an inner run restores the import hooks as it found them: the session's machine must be among them.
+current_platform()
+
 
 @pytest.fixture(autouse=True)
 def _clean_start(monkeypatch, tmp_path):

@@ -82,6 +82,27 @@ def test_core_ml_tools_imported_first_is_bound_and_released_again() -> None:
     assert run_child(source).stdout == expected
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="Core ML Tools has a native bridge on a Mac")
+@pytest.mark.parametrize("first", ["import coremltools", "pass"])
+def test_a_bridge_that_was_swept_away_comes_back(first: str) -> None:
+    source = f"""
+        import sys
+        hooks = list(sys.meta_path)
+        from pytest_laya.virtual_mac import platform
+        from pytest_laya.virtual_mac.importing import uninstall_bridge
+        platform()
+        {first}
+        sys.meta_path[:] = hooks
+        platform()
+        from coremltools.models import model, utils
+        print(model._MLModelProxy is not None, utils._macos_version())
+        uninstall_bridge()
+        ours = [hook for hook in sys.meta_path if "virtual_mac" in type(hook).__module__]
+        print(model._MLModelProxy, utils._macos_version(), ours)
+    """
+    assert run_child(source).stdout == "True (26, 0)\nNone () []\n"
+
+
 def test_one_blas_thread_here_and_in_children() -> None:
     source = """
         import os, subprocess, sys
