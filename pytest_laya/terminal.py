@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 BANNER = "*** virtual Mac, synthetic: nothing here is measured on Apple silicon ***"
 
+REPLAY = "replay.html"
+"""All that a replay writes."""
+
 
 def header(session: LayaSession) -> list[str]:
     """The platform, where it is not simply the real machine of an unrelated project."""
@@ -68,7 +71,8 @@ def _switchyard(reporter: Any, machine: str, run: dict[str, Any]) -> None:
     if run["conditions"]["adverse"]:
         reporter.write_line(f"conditions against a latency: {', '.join(run['conditions']['adverse'])}")
     if run["folder"]:
-        reporter.write_line(f"wrote {_short(Path(run['folder']))}: {', '.join(run['files'])}")
+        written = run["files"] if not run["replayed"] else [name for name in run["files"] if name == REPLAY]
+        reporter.write_line(f"wrote {_short(Path(run['folder']))}: {', '.join(written)}")
 
 
 def host_line(limit: dict[str, Any]) -> str:

@@ -96,6 +96,7 @@ def test_replay_measures_nothing_and_rebuilds_the_page(suite, tmp_path):
             "GPU + ANE: 0 of 73 trains late",
             "GPU only: 3 of 73 trains late",
             "an earlier run, read for --replay: nothing was measured",
+            "wrote */run: replay.html",
         ]
     )
 
