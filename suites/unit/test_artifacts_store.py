@@ -311,7 +311,9 @@ def test_another_machine(registered: Registered, facts: dict[str, str]) -> None:
 
 def test_another_minor_version_of_macos_is_accepted(registered: Registered) -> None:
     registered.mac.fault("other_platform", macos="26.7.1")
-    registered.load()
+    _, manifest = registered.load()
+    assert manifest.section("platform")["macos"] == "26.0"
+    assert registered.quarantined() == []
 
 
 def test_another_coremltools(registered: Registered) -> None:
