@@ -16,10 +16,14 @@ import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from laya_apple.errors import ArtifactError
 
 _TAIL_CHARACTERS = 2000
+_FRAMEWORKS = ("torch", "transformers", "tensorflow", "sklearn", "xgboost")
+"""What coremltools converts from and imports where it is installed. The child only loads compiled models, and
+PyTorch alone takes two seconds."""
 
 
 def can_isolate() -> bool:
@@ -74,6 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     """The child: ``FD MODULE ARGUMENT…``; FD is a pipe that ends when the parent does."""
     parent = int(arguments[0])
     threading.Thread(target=_outlive_not, args=(parent,), name="parent-watch", daemon=True).start()
+    hidden: dict[str, Any] = dict.fromkeys(_FRAMEWORKS)  # None in sys.modules: not installed
+    sys.modules.update(hidden)
     code: int = importlib.import_module(arguments[1]).main(arguments[2:])
     return code
 
