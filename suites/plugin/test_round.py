@@ -47,7 +47,7 @@ def test_the_session_passes_and_says_synthetic(played):
     assert "PASS    laya-gate gpu_only.route_accuracy >= 0.9: " in done.stdout
     assert "--laya-device gpu: no GPU + ANE round was asked for" in done.stdout
     assert {path.name for path in folder.iterdir()} == {
-        "result.json", "trace.jsonl", "replay.html", "session.json", "report.html",
+        "result.json", "trace.jsonl", "replay.html", "session.json", "conditions.json", "report.html",
     }  # fmt: skip
 
 
